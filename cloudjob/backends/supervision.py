@@ -54,7 +54,8 @@ class Policy(NamedTuple):
 
     Args:
         leave_s: To end by themselves after the end of the job is decided.
-        cancel_s: To end after a cancel: the grace period, and the time for outputs and the record.
+        cancel_s: To end after a cancel, or a head that was asked to end: the grace period, and the
+            time for outputs and the record.
         lost_s: For the head to end after a worker has failed, outputs included. It notices by
             itself or reads our report, but not while it stages code and inputs.
         is_elastic: Whether the head continues without a lost worker.
@@ -75,7 +76,7 @@ class Past(NamedTuple):
         is_urgent: Whether somebody does not want to wait for the end of its nodes.
         is_cancel_told: Whether its nodes were told about the cancel.
         is_end_told: Whether the nodes that still run were told that the job is over.
-        is_head_asked: Whether the head was asked to end.
+        head_asked_at: When the head was asked to end; None if it was not.
         killed_at: When its nodes were last killed; None if they were not.
         restarts_left: How many lost workers of an elastic job may be started again.
     """
@@ -84,9 +85,14 @@ class Past(NamedTuple):
     is_urgent: bool = False
     is_cancel_told: bool = False
     is_end_told: bool = False
-    is_head_asked: bool = False
+    head_asked_at: float | None = None
     killed_at: float | None = None
     restarts_left: int = 0
+
+    @property
+    def is_head_asked(self) -> bool:
+        """Whether the head was asked to end."""
+        return self.head_asked_at is not None
 
 
 class Deed(Enum):
@@ -172,8 +178,10 @@ def kill_at(nodes: Sequence[Node], policy: Policy, past: Past) -> float:
     if past.is_urgent:
         return -inf
     ended = ended_at(nodes, policy)
-    cancelled = inf if past.cancelled_at is None else past.cancelled_at + policy.cancel_s
-    return min(cancelled, inf if ended is None else ended + policy.leave_s)
+    # A head that hangs ends neither after a cancel nor because it was asked to.
+    asked = (at for at in (past.cancelled_at, past.head_asked_at) if at is not None)
+    limit = min(asked, default=inf) + policy.cancel_s
+    return min(limit, inf if ended is None else ended + policy.leave_s)
 
 
 def first_failed(nodes: Sequence[Node]) -> int | None:

@@ -9,9 +9,11 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +58,7 @@ class Cloud:
     environ: dict[str, str | bytes] = field(default_factory=dict)
     image: str = ""
     followed: dict[str, Followed] = field(default_factory=dict)
+    began: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         self.source.mkdir(parents=True)
@@ -120,6 +123,14 @@ class Cloud:
             filters={"label": f"cloudjob.owner={self.owner}"}
         )
         return found
+
+    def killed_nodes(self, job: str) -> list[str]:
+        """Return the containers that were killed, as they did not end within the rules' limits."""
+        filters = {"event": "kill", "label": f"cloudjob.job={job}"}
+        until = int(time.time()) + 1
+        events = self.engine.events(self.began, until, filters=filters, decode=True)
+        found = [event["Actor"]["Attributes"] for event in events]
+        return [item["name"] for item in found if item["signal"] == str(int(signal.SIGKILL))]
 
     @property
     def owner(self) -> str:

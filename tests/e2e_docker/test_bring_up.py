@@ -203,9 +203,8 @@ def test_missing_programs_in_an_image_are_reported_at_once(
 
     refused(cloud, done, node=0, message=message, code=code, most=2)
     assert "jobentry: hint: " in done.err
-    # A worker that waited for a head that never starts would take 30 s.
-    times = times_of(cloud, done.job, node=1)
-    assert max(times) - min(times) < 20
+    # A worker that waited for a head that never starts would be killed after 30 s.
+    assert cloud.killed_nodes(done.job) == []
 
 
 def times_of(cloud, job: str, node: int) -> list[float]:
@@ -410,11 +409,11 @@ def test_a_job_with_a_silent_node_can_be_cancelled(cloud, launcher):
     (network,) = (item["Name"] for item in cloud.networks())
     cloud.engine.disconnect_container_from_network(worker, network)
 
-    begun = time.time()
     assert cloud.run("cancel", job).code == 0
     done = cloud.run("wait", job)
 
     status = cloud.status(job)
+    begun = (cloud.home / "docker" / job / "cancelled").stat().st_mtime
     # The grace period and 5 s; the rest allows for a busy host.
     assert datetime.fromisoformat(status["ended_at"]).timestamp() - begun < 20, (done, status)
     assert max(times_of(cloud, job, node=1)) - begun < 20

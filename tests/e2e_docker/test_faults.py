@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -329,12 +328,11 @@ def test_an_attached_submit_ends_with_its_job_after_a_partition(case):
     held.cloud.engine.disconnect_container_from_network(held.nodes[1], network["Id"])
 
     code = held.submit.process.wait(LIMIT_S)
-    seen_at = datetime.now(timezone.utc)
 
     status = held.cloud.status(held.job)
     assert (code, status["cause"], status["failure"]["node"]) == (137, "platform", 1), status
-    # Earlier than the 30 s after which a container that outlives the head is killed.
-    assert (seen_at - datetime.fromisoformat(status["ended_at"])).total_seconds() < 25
+    # A container that outlives the head by 30 s is killed.
+    assert held.cloud.killed_nodes(held.job) == []
     check_next(held.cloud)
 
 

@@ -19,6 +19,9 @@ from tests.support.polling import poll
 
 pytestmark = pytest.mark.docker
 
+# The longest wait by the rules, which is rare: 60 s for the head to end when a worker is lost, its
+# grace period of 10 s, and 20 s for its record. The rest is for the commands of a busy machine.
+LIMIT_S = 90.0 + 120.0
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 REPORT = """\
 import importlib.util, json, os, socket, sys
@@ -298,7 +301,7 @@ def test_an_urgent_cancel_kills_the_containers(cloud):
     job = cloud.detach("--grace-s", "600")
     cloud.await_log(job, b"ready")
 
-    assert cloud.run("cancel", "--now", job, limit_s=30).code == 0
+    assert cloud.run("cancel", "--now", job).code == 0
 
     assert cloud.status(job)["state"] == "CANCELLED"
     assert b"saved" not in cloud.run("logs", job).out
@@ -328,7 +331,7 @@ def test_a_killed_node_ends_the_job(cloud, node):
     cloud.await_log(job, b"ready 0", b"ready 1")
 
     cloud.engine.kill(cloud.containers(job)[node]["Id"], "SIGKILL")
-    done = cloud.run("wait", job, limit_s=40)
+    done = cloud.run("wait", job, limit_s=LIMIT_S)
 
     assert done.code == 137, done
     status = cloud.status(job)
@@ -345,7 +348,7 @@ def test_a_container_that_is_stopped_fails_the_job_and_is_named(cloud, node):
     cloud.await_log(job, b"ready 0", b"ready 1")
 
     cloud.engine.kill(cloud.containers(job)[node]["Id"], "SIGTERM")
-    done = cloud.run("wait", job, limit_s=40)
+    done = cloud.run("wait", job, limit_s=LIMIT_S)
 
     assert done.code == 143, done
     assert cloud.run("logs", job).out.count(b"saved") == 2
@@ -391,7 +394,7 @@ def test_a_job_whose_containers_are_all_removed_has_failed(cloud, is_attached):
         cloud.engine.remove_container(item["Id"], force=True)
 
     if attached is not None:
-        _, err = attached.communicate(timeout=60)
+        _, err = attached.communicate(timeout=LIMIT_S)
         assert attached.returncode == 137, err
     assert cloud.run("wait", job).code == 137
     status = cloud.status(job)
@@ -411,7 +414,7 @@ def test_ctrl_c_cancels_the_job(cloud):
             break
 
     submit.send_signal(signal.SIGINT)
-    _, err = submit.communicate(timeout=60)
+    _, err = submit.communicate(timeout=LIMIT_S)
 
     assert b"CANCELLED" in err
 
@@ -477,7 +480,7 @@ def test_a_job_is_followed_from_another_state_folder_and_cancelled_from_its_own(
     assert cloud.run("cancel", job).code == 5
     cloud.environ["CLOUDJOB_HOME"] = str(cloud.home)
     cancelled = cloud.run("cancel", job)
-    rest, _ = followed.communicate(timeout=120)
+    rest, _ = followed.communicate(timeout=LIMIT_S)
 
     assert cancelled.code == 0, cancelled
     assert b"[0] saved\n" in rest

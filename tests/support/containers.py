@@ -12,12 +12,15 @@ import docker
 import pytest
 
 ROOT = Path(__file__).parents[2]
+# Seconds for one request of a test: a busy engine takes minutes to load an image.
+REQUEST_S = 600
 
 
 def connect() -> docker.APIClient:
     """Return a client of this machine's engine; skip the test if there is none."""
     try:
-        return docker.APIClient(**docker.utils.kwargs_from_env(), version="auto")
+        environ = docker.utils.kwargs_from_env()
+        return docker.APIClient(**environ, version="auto", timeout=REQUEST_S)
     except docker.errors.DockerException as error:
         if os.environ.get("CLOUDJOB_REQUIRE_ALL") == "1":
             raise

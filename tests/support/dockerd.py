@@ -15,6 +15,7 @@ from pathlib import Path
 import docker
 import requests
 
+from tests.support.containers import REQUEST_S
 from tests.support.polling import poll
 
 _LIMIT_S = 180.0
@@ -31,7 +32,7 @@ class Dockerd:
         self._network = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         self._engine: subprocess.Popen[bytes] | None = None
         # With a fixed version, the client sends no request before the engine runs.
-        self.client = docker.APIClient(self.host, version="1.41")
+        self.client = docker.APIClient(self.host, version="1.41", timeout=REQUEST_S)
         self.keep_containers(True)
 
     def keep_containers(self, is_kept: bool) -> None:

@@ -33,11 +33,13 @@ from cloudjob.backends.docker.request import (
 from cloudjob.backends.docker.start import needs_entry, start
 from cloudjob.backends.docker.state import (
     Container,
+    absent_nodes,
     all_removed,
     container,
     dump,
     ended_status,
     load,
+    removed,
     seen_nodes,
     unended_status,
     with_failed_node,
@@ -60,11 +62,15 @@ _LEAVE_S = 30.0
 _LOST_S = 60.0
 # Seconds between two checks of a job while its log is followed.
 _SUPERVISE_S = 1.0
-# Seconds that the engine may take to remove the containers of a job, and between two looks at them.
+# Seconds that the engine may take to end or remove the containers of a job, and between two looks.
 _REMOVAL_S, _REMOVAL_POLL_S = 10.0, 0.1
 # Programs that pass a terminal on to a container.
 _CLIENTS = ("docker", "podman")
 _STATE, _LOCK, _CANCELLED, _END_REQUESTED = "state.json", "lock", "cancelled", "asked"
+
+
+class _Unsettled(JobNotFound):
+    """A job has no container at the moment, as another process submits or saves it."""
 
 
 class DockerBackend(Backend[DockerRequest]):
@@ -161,10 +167,11 @@ class DockerBackend(Backend[DockerRequest]):
                 saved = _saved_status(self._home / job)
                 if saved is not None:
                     return saved
-                is_going = engine.status_code(error) in engine.GONE
+                is_gone = engine.status_code(error) in engine.GONE
+                is_going = is_gone or isinstance(error, _Unsettled)
                 if not is_going or time.monotonic() > give_up_at:
                     raise
-            # Somebody removes containers of the job one after the other.
+            # Somebody removes containers of the job one after the other, or creates the first one.
             time.sleep(_REMOVAL_POLL_S)
 
     def _status_now(self, job: str) -> NativeStatus:
@@ -175,7 +182,8 @@ class DockerBackend(Backend[DockerRequest]):
         if not found:
             return self._save_removed(job)
         if not is_sending and any(item.is_new for item in found):
-            return self._save(job)
+            return self._save_interrupted(job)
+        found = self._with_removed(found, folder, is_sending=is_sending)
         actions = self._actions(found, folder)
         if _has_ended(found, actions):
             return self._save(job)
@@ -193,9 +201,8 @@ class DockerBackend(Backend[DockerRequest]):
                 pieces = logs.read_all(self._client, sources, follow=follow)
                 yield from self._supervised(job, pieces) if follow else pieces
                 return
-            if _saved_status(folder) is None:
-                # Raises if nothing is left of the job.
-                self._save_removed(job)
+            # Raises if nothing is left of the job.
+            self.status(handle)
         for index, path in following.node_logs(folder).items():
             if node in (None, index):
                 for piece in following.read_file(path):
@@ -288,7 +295,8 @@ class DockerBackend(Backend[DockerRequest]):
         for handle in handles:
             job = _job(handle)
             folder, nodes = self._home / job, containers.get(job, [])
-            if not nodes and not (folder / _STATE).exists():
+            # Only its network may be left of a job that this machine knows.
+            if not nodes and not folder.exists():
                 found[handle] = None
             elif (
                 nodes
@@ -327,8 +335,7 @@ class DockerBackend(Backend[DockerRequest]):
             yield piece
             if time.monotonic() >= supervise_at:
                 try:
-                    found = self._containers(job)
-                    self._act(self._actions(found, self._home / job), found, self._home / job)
+                    self._supervise(job)
                     outage.reset()
                 except Unreachable as error:
                     outage.pause(error)
@@ -337,6 +344,27 @@ class DockerBackend(Backend[DockerRequest]):
                     if engine.status_code(error) not in engine.GONE:
                         raise
                 supervise_at = time.monotonic() + _SUPERVISE_S
+
+    def _supervise(self, job: str) -> None:
+        """Do once what the rules of supervision demand."""
+        folder = self._home / job
+        is_sending = locks.is_held(folder / _LOCK)
+        found = self._with_removed(self._containers(job), folder, is_sending=is_sending)
+        self._act(self._actions(found, folder), found, folder)
+
+    def _with_removed(
+        self, found: list[Container], folder: Path, *, is_sending: bool
+    ) -> list[Container]:
+        """Return the nodes of a job, by node, with those whose container somebody has removed.
+
+        Args:
+            is_sending: Whether a container that is not there may not be created yet.
+        """
+        if is_sending or not found:
+            return found
+        absent = [(node, _noticed_at(folder / f"removed-{node}")) for node in absent_nodes(found)]
+        lost = [removed(node, found[0], at) for node, at in absent if at is not None]
+        return sorted([*found, *lost], key=lambda item: item.node)
 
     def _actions(self, found: list[Container], folder: Path) -> tuple[Action, ...]:
         """Return what is to be done to the nodes of a job, from its containers."""
@@ -377,19 +405,40 @@ class DockerBackend(Backend[DockerRequest]):
             saved = _saved_status(folder)
             if saved is not None:
                 return saved
-            found = self._containers(job)
+            found = self._killed(job)
             if not found:
-                raise JobNotFound(f"looking for job {job}: its containers were removed")
-            self._kill([item for item in found if item.is_alive], "SIGKILL")
-            found = self._inspected(found)
-            status = ended_status(found, is_cancelled=(folder / _CANCELLED).exists())
+                raise _Unsettled(f"looking for job {job}: its containers were removed")
+            nodes = self._with_removed(found, folder, is_sending=False)
+            status = ended_status(nodes, is_cancelled=(folder / _CANCELLED).exists())
             if (folder / _END_REQUESTED).exists():
-                status = with_failed_node(status, found)
+                status = with_failed_node(status, nodes)
             for item in found:
                 self._save_log(self._source(item, folder))
             _write(folder / _STATE, dump(status))
             self._remove(job)
         return status
+
+    def _save_interrupted(self, job: str) -> NativeStatus:
+        """Save the end of a job whose submit was killed, unless that has begun only now."""
+        folder = self._home / job
+        with _writing_to(folder), locks.hold(folder / _LOCK):
+            found = self._containers(job)
+        if found and not any(item.is_new for item in found):
+            return unended_status(found)
+        return self._save(job)
+
+    def _killed(self, job: str) -> list[Container]:
+        """Kill the containers of a job that run, and return all of them, inspected."""
+        give_up_at = time.monotonic() + _REMOVAL_S
+        while True:
+            found = self._containers(job)
+            self._kill([item for item in found if item.is_alive], "SIGKILL")
+            found = self._inspected(found)
+            # Somebody may start a container again meanwhile, whose exit code is then unknown.
+            are_over = all(item.is_new or not item.is_alive for item in found)
+            if are_over or time.monotonic() > give_up_at:
+                return found
+            time.sleep(_REMOVAL_POLL_S)
 
     def _save_removed(self, job: str) -> Ended:
         """Save the end of a job whose containers were removed; its network shows that it was here.
@@ -401,8 +450,10 @@ class DockerBackend(Backend[DockerRequest]):
         with engine.translate_errors(f"looking for the network of job {job}"):
             networks = self._client.networks(filters=ours)
         folder = self._home / job
-        if not networks or locks.is_held(folder / _LOCK):
+        if not networks:
             raise JobNotFound(f"looking for job {job}: the engine has no such job")
+        if locks.is_held(folder / _LOCK):
+            raise _Unsettled(f"looking for job {job}: the engine has none of its containers")
         status = all_removed(is_cancelled=(folder / _CANCELLED).exists())
         with _writing_to(folder), locks.hold(folder / _LOCK):
             saved = _saved_status(folder)
@@ -444,6 +495,8 @@ class DockerBackend(Backend[DockerRequest]):
 
     def _inspected(self, found: Iterable[Container]) -> list[Container]:
         def inspect(item: Container) -> Container:
+            if item.is_removed:
+                return item
             with engine.translate_errors(f"inspecting node {item.node}"):
                 return item.inspected(self._client.inspect_container(item.id))
 
@@ -479,11 +532,31 @@ def _policy(item: Container) -> Policy:
 
 def _past(folder: Path) -> Past:
     """Return what any process of this machine has done to a job, from the files in its folder."""
-    cancelled_at = None
-    with contextlib.suppress(FileNotFoundError):
-        cancelled_at = (folder / _CANCELLED).stat().st_mtime
     # Who cancels a job tells its nodes.
-    return Past(cancelled_at, is_cancel_told=True, is_head_asked=(folder / _END_REQUESTED).exists())
+    return Past(
+        _noted_at(folder / _CANCELLED),
+        is_cancel_told=True,
+        head_asked_at=_noted_at(folder / _END_REQUESTED),
+    )
+
+
+def _noted_at(path: Path) -> float | None:
+    """Return when something was noted in the folder of a job; None if it was not."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _noticed_at(path: Path) -> float | None:
+    """Note something in the folder of a job, and return when it was first noted.
+
+    None for a job that was removed in the meantime.
+    """
+    with writing("saving the state of a job", path), contextlib.suppress(FileNotFoundError):
+        if not path.exists():
+            path.touch()
+    return _noted_at(path)
 
 
 def _has_ended(found: list[Container], actions: tuple[Action, ...]) -> bool:

@@ -28,6 +28,7 @@ DEFAULT_IMAGE = "cloudjob/base:latest"
 
 JOB_LABEL = "cloudjob.job"
 NODE_LABEL = "cloudjob.node"
+NODES_LABEL = "cloudjob.nodes"
 OWNER_LABEL = "cloudjob.owner"
 GRACE_LABEL = "cloudjob.grace_s"
 MEMORY_LABEL = "cloudjob.memory_gib"
@@ -123,6 +124,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
     written = _written(submission, folder)
     labels = {
         JOB_LABEL: submission.job,
+        NODES_LABEL: str(len(hosts)),
         OWNER_LABEL: owner,
         GRACE_LABEL: repr(spec.grace_s),
         MEMORY_LABEL: repr(spec.docker.memory_gib),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudjob.backends import supervision
-from cloudjob.backends.docker.request import MEMORY_LABEL, NODE_LABEL
+from cloudjob.backends.docker.request import JOB_LABEL, MEMORY_LABEL, NODE_LABEL, NODES_LABEL
 from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
 from cloudjob.model import times
 from cloudjob.model.status import JobState
@@ -29,14 +29,22 @@ _STATES = {
     "exited": JobState.RUNNING,
     "stopped": JobState.RUNNING,
     "dead": JobState.RUNNING,
+    "removed": JobState.RUNNING,
 }
-_OVER = ("exited", "stopped", "dead", "removing")
+_REMOVED = "removed"
+_OVER = ("exited", "stopped", "dead", "removing", _REMOVED)
 _NEW = ("created", "initialized")
+# The exit code of a node whose container was removed.
+_KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One node as the engine sees it; ``inspected`` sets the fields that have defaults."""
+    """One node as the engine sees it; ``inspected`` sets the fields that have defaults.
+
+    Args:
+        exit_code: None while it runs.
+    """
 
     id: str
     node: int
@@ -59,15 +67,22 @@ class Container:
         """Whether it has never been started."""
         return self.native in _NEW
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether the engine no longer has it."""
+        return self.native == _REMOVED
+
     def inspected(self, found: Mapping[str, Any]) -> Container:
         """Return a copy with the values that ``inspect`` returned."""
         state = found["State"]
+        native = str(state["Status"])
         return replace(
             self,
-            native=str(state["Status"]),
+            native=native,
             started_at=times.normalised(state["StartedAt"]),
             ended_at=times.normalised(state["FinishedAt"]),
-            exit_code=state["ExitCode"],
+            # The engine reports 0 for a container that runs, or was started again.
+            exit_code=state["ExitCode"] if native in _OVER else None,
             is_out_of_memory=bool(state.get("OOMKilled")),
             error=str(state.get("Error") or ""),
         )
@@ -84,6 +99,24 @@ def container(found: Mapping[str, Any]) -> Container:
         native=str(found["State"]).lower(),
         labels=labels,
     )
+
+
+def absent_nodes(found: Sequence[Container]) -> list[int]:
+    """Return the nodes of a job without a container; there is one container at least."""
+    nodes = int(found[0].labels.get(NODES_LABEL, "0"))
+    return sorted({*range(nodes)} - {item.node for item in found})
+
+
+def removed(node: int, beside: Container, noticed_at: float) -> Container:
+    """Return what is known about a node whose container was removed.
+
+    Args:
+        beside: Another container of the job.
+        noticed_at: When it was first missed, in seconds since 1970.
+    """
+    name = f"{beside.labels[JOB_LABEL]}-{node}"
+    ended_at = times.rfc3339(noticed_at)
+    return Container(name, node, "", _REMOVED, beside.labels, "", ended_at, _KILLED)
 
 
 def seen_nodes(
@@ -155,11 +188,16 @@ def _end(
         return Cause.PLATFORM, Failure(exit_code=1, message=message)
     message = "the container of node 0 was removed"
     if head:
-        message = head.error or _with_code(head)
+        message = head.error or _how(head)
     return Cause.PLATFORM, Failure(0, exit_code=code, message=message)
 
 
-def _with_code(item: Container) -> str:
+def _how(item: Container) -> str:
+    """Return how a node ended."""
+    if item.is_removed:
+        return f"the container of node {item.node} was removed"
+    if item.exit_code is None:
+        return f"node {item.node} ({item.host}) does not end"
     return f"node {item.node} ({item.host}) ended with exit code {item.exit_code}"
 
 
@@ -168,7 +206,7 @@ def all_removed(*, is_cancelled: bool) -> Ended:
 
     Its head may have stored a record, which then shows how it ended.
     """
-    code = 128 + (signal.SIGTERM if is_cancelled else signal.SIGKILL)
+    code = 128 + signal.SIGTERM if is_cancelled else _KILLED
     return Ended(
         "removed",
         Cause.CANCELLED if is_cancelled else Cause.PLATFORM,
@@ -184,7 +222,7 @@ def with_failed_node(status: Ended, found: list[Container]) -> Ended:
     if index is None or status.cause is Cause.NONE:
         return status
     first = next(item for item in found if item.node == index)
-    failure = Failure(first.node, exit_code=first.exit_code, message=_with_code(first))
+    failure = Failure(first.node, exit_code=first.exit_code, message=_how(first))
     return replace(status, failure=failure, stop=Stop.PLATFORM)
 
 

@@ -55,7 +55,6 @@ _NODE_BYTES = 128
 _NOTES = {
     Deed.CANCEL: "is_cancel_told",
     Deed.END: "is_end_told",
-    Deed.ASK_HEAD: "is_head_asked",
 }
 
 
@@ -304,7 +303,9 @@ class Controller:
         else:
             # A worker that waits for a head that never started ends at once.
             _signal(nodes, signal.SIGTERM)
-            self._past = self._past._replace(**{_NOTES[deed]: True})
+            is_asked = deed is Deed.ASK_HEAD
+            note = {"head_asked_at": time.monotonic()} if is_asked else {_NOTES[deed]: True}
+            self._past = self._past._replace(**note)
 
     def _report(self, node: _Node) -> None:
         """Report to the head that a worker has failed: it may still wait for it."""

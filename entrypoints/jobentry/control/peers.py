@@ -1,8 +1,9 @@
 """The head's connections to its workers: finds them, compares them with the head, ends them.
 
 When a connection ends, the node may be dead or the network broken, so the head reconnects at once.
-If nothing listens there any more, or another process does, the worker's entry has ended. If nothing
-answers, the node is silent, and the head waits for it (``CLOUDJOB_STALL_S``).
+If nothing listens there any more, or another process does, or the backend reports the end of its
+node, the worker's entry has ended. If nothing answers, the node is silent, and the head waits for
+it (``CLOUDJOB_STALL_S``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _GROWTH = 1.5
 _AGAIN_S = 0.2
 _SILENT_AGAIN_S = 5.0
 # A worker counts as dead after the first time if nothing listens there, and after the second if its
-# kernel has closed the connection and no new one was possible.
+# kernel has closed or reset the connection and no new one was possible.
 _DEAD_S = 1.0
 _CLOSED_S = 5.0
 _NO_ENTRY = "it can be reached, but its entry does not answer: what does its own log say?"
@@ -137,7 +138,11 @@ class RemoteWorker:
         self.link.tick(elapsed_s)
         if not self.is_ready:
             return
-        if self.link.silent_s >= self._node.stall_s:
+        # Only while the connection is in doubt: it may still hold the worker's last messages.
+        code = early_ends.reported_code(self._node, self.index) if self._is_connecting else None
+        if code is not None:
+            self._lose("it ended with exit code %d" % code)
+        elif self.link.silent_s >= self._node.stall_s:
             self._lose("it has been silent for %.0f s" % self.link.silent_s)
         elif self.link.silent_s >= transport.SILENT_S and not self._is_connecting:
             self._connect_later(0.0)
@@ -208,7 +213,7 @@ class RemoteWorker:
         """Handle the end of the connection."""
         if self.is_gone:
             return
-        if why == transport.CLOSED:
+        if why in (transport.CLOSED, transport.RESET):
             self._closed_since = self._loop.now_s()
         if self._dial is not None:
             self._dial.stop()

@@ -28,6 +28,10 @@ SILENT_S = 15.0
 _BEAT_S = 5.0
 # The reason if the other kernel closed the stream because the process there has ended.
 CLOSED = "closed"
+# The reason if it does not have the stream any more: it resets one whose process has ended without
+# having read everything. A firewall on the way may do the same.
+RESET = "reset"
+
 _NONCE_BYTES = 16
 _MAC_LETTERS = 32
 # Bytes in a line, and in one that a peer may send before the handshake is done.
@@ -178,7 +182,7 @@ class Stream:
         except BlockingIOError:
             return
         except OSError as error:
-            self._end((error.strerror or "it broke").lower())
+            self._end(_reason(error))
             return
         *lines, self._incoming = (self._incoming + data).split(b"\n")
         for line in lines:
@@ -199,11 +203,17 @@ class Stream:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._end((error.strerror or "it broke").lower())
+            self._end(_reason(error))
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         if self._selector.get_key(self._socket).events != events:
             self._selector.modify(self._socket, events, self._ready)
+
+
+def _reason(error: OSError) -> str:
+    """Return why a stream has ended."""
+    is_reset = isinstance(error, (ConnectionResetError, BrokenPipeError))
+    return RESET if is_reset else (error.strerror or "it broke").lower()
 
 
 class Link:

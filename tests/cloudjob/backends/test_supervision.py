@@ -71,7 +71,8 @@ TABLE = {
         161,
         (do(Deed.REPORT, 1), do(Deed.ASK_HEAD, 0)),
     ),
-    "the head was asked": ((RUNS, REPORTED), LED, Past(is_head_asked=True), 1e9, ()),
+    "the head was asked": ((RUNS, REPORTED), LED, Past(head_asked_at=161), 185, ()),
+    "the head hangs": ((RUNS, REPORTED), LED, Past(head_asked_at=161), 186, (do(Deed.KILL, 0),)),
     "a cancel": ((RUNS, RUNS), LED, CANCELLED, 100, (do(Deed.CANCEL, 0, 1),)),
     "a cancel is told once": ((RUNS, RUNS), LED, TOLD, 124, ()),
     "a cancelled job is no lost worker": ((RUNS, FAILED), LED, TOLD, 101, ()),
@@ -154,6 +155,7 @@ def test_the_earlier_limit_counts():
     """A cancel does not prolong the life of workers whose head has ended, and the reverse."""
     assert kill_at((DONE, RUNS), LED, CANCELLED) == 105
     assert kill_at((DONE._replace(ended_at=124), RUNS), LED, CANCELLED) == 125
+    assert kill_at((RUNS, FAILED), LED, CANCELLED._replace(head_asked_at=101)) == 125
     assert kill_at((RUNS, RUNS), LED, Past()) == inf
 
 

@@ -112,6 +112,12 @@ class Head:
         # Otherwise the loop would treat it as an orphan.
         self.loop.own_children.add(self.processes[index].pid)
 
+    def report_end(self, index: int, code: int) -> None:
+        """Report the end of a worker as a backend does."""
+        report = self.folder / node_end.file_name(index)
+        report.with_suffix(".new").write_bytes(node_end.dump(code))
+        report.with_suffix(".new").rename(report)
+
     def _receive(self, worker: RemoteWorker, message: Message) -> None:
         self.received.append((worker.host, message.kind))
         if (worker.host, message.kind) == self.hurries_after:
@@ -198,9 +204,7 @@ def test_a_worker_that_ends_before_it_answers_is_lost_at_once(make_head: Callabl
     head.until(lambda: len(head.workers.absent) == 1)
     assert head.lost == []
 
-    report = head.folder / node_end.file_name(2)
-    report.with_suffix(".new").write_bytes(node_end.dump(137))
-    report.with_suffix(".new").rename(report)
+    head.report_end(2, 137)
     head.until(lambda: head.lost)
 
     reason = "node 2 (good2) ended with exit code 137 before it joined the job"
@@ -403,6 +407,38 @@ def test_a_silent_worker_that_dies_is_lost_at_once(make_head: Callable[..., Head
     head.hurry_until(lambda: head.lost)
 
     assert head.lost == [("good1", "its connection ended")]
+
+
+def test_a_worker_that_is_killed_before_it_has_read_everything_is_lost_soon(
+    make_head: Callable[..., Head],
+):
+    """Its kernel then resets the connection, and a node that is gone refuses no other."""
+    head = make_head("good", stall_s=100_000.0)
+    head.open()
+    head.wait_for_all_workers()
+    os.kill(head.processes[1].pid, signal.SIGSTOP)
+    head.workers.send("count")
+    (head.folder / "address-1").unlink()
+    head.processes[1].kill()
+
+    head.hurry_until(lambda: head.lost)
+
+    assert head.lost == [("good1", "its connection ended")]
+
+
+def test_a_worker_whose_end_is_reported_is_lost_although_its_connection_stays(
+    make_head: Callable[..., Head],
+):
+    """The network of a node may be gone before its kernel has closed the connection."""
+    head = make_head("good", stall_s=100_000.0)
+    head.open()
+    head.wait_for_all_workers()
+    os.kill(head.processes[1].pid, signal.SIGSTOP)
+    head.report_end(1, 137)
+
+    head.hurry_until(lambda: head.lost)
+
+    assert head.lost == [("good1", "it ended with exit code 137")]
 
 
 def test_suspension_of_the_head_does_not_count_as_silence(make_head: Callable[..., Head]):
