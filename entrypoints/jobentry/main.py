@@ -42,6 +42,8 @@ from jobentry.staging.stage import stage
 if TYPE_CHECKING:
     from jobentry.control.worker import ControlSocket
     from jobentry.node.local_ranks import RankFailure
+    from jobentry.node.network import NodeNetwork
+    from jobentry.preflight.node import NodePreflight
     from jobentry.staging.outputs import Outputs
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
@@ -72,6 +74,7 @@ class _Setup(NamedTuple):
         outputs: The outputs to upload, if the job has any.
         journal: What this node does and uses.
         written: Finds what the script writes to a working folder that is removed at the end.
+        preflight: What this node offers to the check before the ranks start; None without one.
     """
 
     environment: Mapping[str, str]
@@ -83,6 +86,7 @@ class _Setup(NamedTuple):
     outputs: Outputs | None
     journal: Journal
     written: WorkingFolder | None
+    preflight: NodePreflight | None
 
     @property
     def child_ids(self) -> tuple[int, ...]:
@@ -342,11 +346,12 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
         control_socket = worker.listen(node, node_paths)
     server = prepare.start_sshd(node, node_paths, journal)
     try:
-        environment, address = _prepare_environment(node, node_paths, folder)
+        environment, network = _prepare_environment(node, node_paths, folder)
+        preflight = prepare.start_preflight(node, node_paths, network, environment)
         module = start_module(node, environment, options.script_argv[0])
         written = WorkingFolder(folder) if node.code_uri else None
         helpers = (version, module, server, control_socket, outputs, journal)
-        setup = _Setup(environment, address, *helpers, written)
+        setup = _Setup(environment, network.route.address, *helpers, written, preflight)
         if outputs is not None:
             outputs.start()
         journal.end("stage")
@@ -365,13 +370,13 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
 
 def _prepare_environment(
     node: NodeEnv, node_paths: NodePaths, folder: str
-) -> tuple[dict[str, str], str]:
-    """Return the environment of this node's ranks, and the address that the other nodes see."""
+) -> tuple[dict[str, str], NodeNetwork]:
+    """Return the environment of this node's ranks, and its network."""
     environment = prepare.node_environment(node, node_paths, folder)
     prepare.import_package(node, environment, folder)
-    address = prepare.choose_network(node, node_paths, environment)
+    network = prepare.choose_network(node, node_paths, environment)
     prepare.write_environment(node_paths, environment)
-    return environment, address
+    return environment, network
 
 
 @contextlib.contextmanager
@@ -419,11 +424,15 @@ def _run_worker(
         node,
         node_paths,
         launch_plan,
-        lambda: facts_of(node, tools, setup.version, setup.module),
+        lambda: {
+            **facts_of(node, tools, setup.version, setup.module),
+            **_offered(setup.preflight),
+        },
         setup.control_socket,
         own=setup.child_ids,
     )
     worker.attach(setup.journal, setup.outputs)
+    worker.preflight = setup.preflight
     code = worker.run()
     for path in written:
         files.remove(path)
@@ -454,6 +463,8 @@ def _run_head(
         raise
     head = Head(node, node_paths, launch_plan, facts, setup.child_ids)
     head.attach(setup.journal, setup.outputs)
+    if setup.preflight is not None:
+        head.check_with(setup.preflight)
     outcome = head.run(key, port)
     for path in written:
         files.remove(path)
@@ -490,6 +501,11 @@ def _head_plan(
     facts = facts_of(node, tools, setup.version, setup.module)
     check_module(facts, node.launcher, tools.interpreter)
     return launch_plan, facts, prepare.write_files(launch_plan.files)
+
+
+def _offered(preflight: NodePreflight | None) -> dict[str, Any]:
+    """Return where the other nodes reach this one, for the head."""
+    return {} if preflight is None else {"probe": preflight.endpoints}
 
 
 def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:

@@ -9,7 +9,6 @@ from jobentry.control import node_table
 from jobentry.control.job_context import JobContext
 from jobentry.control.run import Run
 from jobentry.control.worker_pool import WorkerPool
-from jobentry.log import log_message
 
 
 def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | None:
@@ -40,8 +39,6 @@ def bring_up(context: JobContext, run: Run, key: bytes, port: int) -> Outcome | 
         if elastic is not None:
             elastic.has_begun = True
         pool.stop_waiting(for_good=elastic is None)
-    for warning in pool.warnings():
-        log_message(warning)
     # An elastic job starts without absent nodes.
     unfit = [row for row in pool.unfit() if row.facts or elastic is None]
     if not unfit:

@@ -34,10 +34,12 @@ from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import RankFailure
+from jobentry.preflight.head import Check
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from jobentry.contract.hangs import Hang
+    from jobentry.preflight.node import NodePreflight
     from jobentry.staging.outputs import Outputs
 
 # After a stop, the head does not wait for a node that has been silent for this long.
@@ -93,8 +95,16 @@ class Head:
             elastic=self._elastic,
         )
         self._run = Run(self._context)
+        self._check: Check | None = None
         self._hangs = HangWatch(node, self._loop, self._pool, self._stop, lambda: self._run.running)
         self._slow = SlowWatch(lambda: self._run.running)
+        # What takes a message with the number of its node, by kind.
+        self._takers: dict[str, Callable[[int, dict[str, Any]], None]] = {
+            "stacks-are": self._requests.answered,
+            "profile-is": self._requests.profiled,
+            "ranks-stand": self._hangs.take_rows,
+            "ranks-share": self._slow.take_rows,
+        }
         self._loop.on_end = self._run.local_rank_ended
         self._loop.on_start = lambda rank: self._run.rank_started(rank, 0)
         self._loop.on_signal = self._stop.handle_signal
@@ -128,6 +138,11 @@ class Head:
         if outputs is not None:
             self._loop.ranks.before_end = outputs.note_open_files
 
+    def check_with(self, here: NodePreflight) -> None:
+        """Check the nodes before the ranks start; ``here`` is this node's part."""
+        self._check = Check(self._context, here)
+        self._takers["preflight-is"] = self._check.take
+
     def run(self, key: bytes, port: int) -> Outcome:
         """Run the job and return how it ended.
 
@@ -141,6 +156,10 @@ class Head:
         try:
             with self._journal.during("bring-up"):
                 refusal = bring_up(self._context, self._run, key, port)
+                if refusal is None and self._check is not None:
+                    refusal = self._check.run()
+                if refusal is None and self._stop.has_begun:
+                    refusal = self._run.outcome()
                 if refusal:
                     self._run.end_early()
             with self._journal.during("run"):
@@ -197,14 +216,8 @@ class Head:
             self._commands.answered(**values)
         elif kind == "server-ended":
             self._run.server_ended(LaunchEnd(**values), worker.index)
-        elif kind == "stacks-are":
-            self._requests.answered(worker.index, values)
-        elif kind == "profile-is":
-            self._requests.profiled(worker.index, values)
-        elif kind == "ranks-stand":
-            self._hangs.take_rows(worker.index, values)
-        elif kind == "ranks-share":
-            self._slow.take_rows(worker.index, values)
+        elif kind in self._takers:
+            self._takers[kind](worker.index, values)
 
     def _worker_lost(self, worker: RemoteWorker) -> None:
         if worker.early_end is not None:

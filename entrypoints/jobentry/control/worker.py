@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jobentry.contract.profiles import Profile
     from jobentry.contract.slow import RankShare
     from jobentry.contract.stacks import ProcessStacks
+    from jobentry.preflight.node import NodePreflight
     from jobentry.staging.outputs import Outputs
 
 _TICK_S = 1.0
@@ -132,6 +133,8 @@ class Worker:
         self._is_stopping = False
         # When the job was stopped, on the monotonic clock.
         self.stopped_at: float | None = None
+        # This node's part of the check before the ranks start; None if the job has none.
+        self.preflight: NodePreflight | None = None
         self._on_idle: Callable[[], None] = lambda: None
 
     @property
@@ -273,10 +276,14 @@ class Worker:
             ranks.forward_signal(signal.SIGTERM)
         elif kind == "signal":
             ranks.forward_signal(values["number"])
-        elif kind == "stacks":
-            self._send_stacks(**values)
-        elif kind == "profile":
-            self._send_profile(**values)
+        elif kind in ("stacks", "profile"):
+            (self._send_stacks if kind == "stacks" else self._send_profile)(**values)
+        elif kind == "preflight" and self.preflight is not None:
+            self.preflight.start(values, self._send_preflight)
+
+    def _send_preflight(self, found: dict[str, Any]) -> None:
+        # From a thread of the check.
+        self._loop.post(lambda: self._send("preflight-is", **found))
 
     def _send_stacks(self, number: int, *, with_threads: bool, with_native: bool) -> None:
         def send(found: list[ProcessStacks]) -> None:

@@ -8,7 +8,7 @@ import re
 import subprocess
 from typing import TYPE_CHECKING, Mapping, Sequence
 
-from jobentry.contract import exits, launchers, names, paths, variables
+from jobentry.contract import exits, launchers, names, paths, preflight, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
@@ -21,6 +21,8 @@ from jobentry.system.trees import remove_tree
 
 if TYPE_CHECKING:
     from jobentry.node.journal import Journal
+    from jobentry.node.network import NodeNetwork
+    from jobentry.preflight.node import NodePreflight
 
 
 def code_folder(node: NodeEnv, node_paths: NodePaths, script: str) -> str:
@@ -64,8 +66,10 @@ def import_package(node: NodeEnv, environment: dict[str, str], folder: str) -> N
             environment["PYTHONPATH"] = path
 
 
-def choose_network(node: NodeEnv, node_paths: NodePaths, environment: dict[str, str]) -> str:
-    """Set the variables of the network in ``environment``; return the address of this node.
+def choose_network(
+    node: NodeEnv, node_paths: NodePaths, environment: dict[str, str]
+) -> NodeNetwork:
+    """Set the variables of the network in ``environment``; return the network of this node.
 
     Dry runs do not use this, as they may take place on another machine.
     """
@@ -79,7 +83,7 @@ def choose_network(node: NodeEnv, node_paths: NodePaths, environment: dict[str, 
     environment.update(choice.variables)
     # mpirun's daemon on this node gets them from the entry.
     os.environ.update({name: environment[name] for name in names.OF_DAEMONS if name in environment})
-    return detected.route.address
+    return detected
 
 
 def check_script(folder: str, script: str) -> None:
@@ -152,6 +156,24 @@ def read_key(node: NodeEnv) -> bytes:
 
 
 _IMAGE = "`cloudjob docs images` lists what an image must have"
+
+
+def start_preflight(
+    node: NodeEnv, node_paths: NodePaths, network: NodeNetwork, environment: Mapping[str, str]
+) -> NodePreflight | None:
+    """Listen for the check of the nodes, unless the job has none; it ends no job by itself."""
+    # Nodes of an elastic job come and go, and it continues without those that cannot work.
+    if node.preflight == preflight.OFF or node.min_nodes:
+        return None
+    from jobentry.control import connection
+    from jobentry.preflight.node import NodePreflight
+
+    key = connection.secret(read_key(node))
+    try:
+        return NodePreflight(node, node_paths, key, network, environment)
+    except (OSError, RuntimeError) as error:
+        log_message(f"checking the nodes: not from here: {error}")
+        return None
 
 
 def check_sshd(server: subprocess.Popen[bytes], node_paths: NodePaths) -> None:
