@@ -142,7 +142,7 @@ def resolve(node: NodeEnv, others: Sequence[int], limit_s: float) -> tuple[Name,
 def _disks(node_paths: NodePaths, environ: Mapping[str, str]) -> tuple[Disk, ...]:
     """Return the space in the folders that a job writes to, each file system once."""
     needed = (node_paths.log_dir, node_paths.node_dir)
-    folders = (*needed, environ.get("TMPDIR") or "/tmp", os.getcwd())
+    folders = (*needed, environ.get("TMPDIR") or "/tmp", environ.get("PWD") or "/")
     disks: dict[int, Disk] = {}
     for folder in folders:
         with contextlib.suppress(OSError):

@@ -7,7 +7,6 @@ a note, which only ``cloudjob doctor`` shows.
 from __future__ import annotations
 
 from collections import Counter
-from statistics import median
 from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract.launchers import LAUNCHERS
@@ -417,6 +416,13 @@ def _slow_gpus(nodes: Sequence[NodeFacts]) -> list[Finding]:
 
 
 # -- words ----------------------------------------------------------------------------------------
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median; the module ``statistics`` takes longer to import than the check."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _minorities(values: Mapping[int, str], subject: Subject, text: str, hint: str) -> list[Finding]:

@@ -5,8 +5,9 @@ Each step runs in a thread with a deadline of its own, so that the node goes on 
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Generic, Mapping, Sequence, TypeVar
 
 from jobentry.contract import preflight
 from jobentry.contract.env import NodeEnv
@@ -14,6 +15,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.contract.preflight import (
     Endpoint,
     Link,
+    Name,
     NodeFacts,
     PreflightError,
     Transfer,
@@ -27,6 +29,8 @@ from jobentry.preflight.probe import Target
 REACH_S = 1.6
 # A job of many nodes checks some pairs of them only, chosen so that every node is in some.
 _MOST_PEERS = 64
+
+Result = TypeVar("Result")
 
 
 class NodePreflight:
@@ -50,6 +54,8 @@ class NodePreflight:
         self._key = key
         self._environ = environ
         self._own = [address for each in network.interfaces for address in each.addresses]
+        # Gathered while this node waits for its head, or the head for its workers.
+        self._gathered: _Later[NodeFacts] = _Later(lambda: facts.gather(node, node_paths, environ))
         self._server: probe.Server | None = None
         self.endpoints: tuple[Endpoint, ...] = ()
         if node.nodes > 1:
@@ -90,14 +96,13 @@ class NodePreflight:
             rows: The number and the endpoints of each node to reach.
         """
         others = {int(number): preflight.endpoints_from(each) for number, each in rows}
-        here = facts.gather(self._node, self._paths, self._environ)
         targets = [
             Target(peer, number, endpoint)
             for peer, offered in others.items()
             for number, endpoint in enumerate(offered)
         ]
         named = sorted({0, self._node.node, *others} & set(range(self._node.nodes)))
-        looked_up = _Later(lambda: facts.resolve(self._node, named, REACH_S))
+        looked_up: _Later[tuple[Name, ...]] = _Later(lambda: facts.resolve(self._node, named, REACH_S))
         results = probe.reach(targets, self._key, self._node.node, self._own, REACH_S)
         names = looked_up.result()
         late = ("names of other nodes",) if len(names) < len(named) else ()
@@ -105,7 +110,9 @@ class NodePreflight:
             Link(each.target.node, each.target.number, each.reach, each.round_trip_us)
             for each in results
         )
-        return here._replace(endpoints=self.endpoints, links=links, names=names, late=late)
+        return self._gathered.result()._replace(
+            endpoints=self.endpoints, links=links, names=names, late=late
+        )
 
     def _transfer(self, values: Mapping[str, Any]) -> Transfer:
         (endpoint,) = preflight.endpoints_from([values["endpoint"]])
@@ -115,16 +122,25 @@ class NodePreflight:
         return Transfer(target.node, mb_s)
 
 
-class _Later:
+class _Later(Generic[Result]):
     """The result of work in a thread."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._results: list[Any] = []
-        self._thread = threading.Thread(target=lambda: self._results.append(work()), daemon=True)
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._results: list[Result] = []
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def result(self) -> Any:
-        """Return the result; the work has a deadline of its own."""
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, RuntimeError, ValueError, MemoryError):
+            self._results.append(self._work())
+
+    def result(self) -> Result:
+        """Return the result; the work has a deadline of its own.
+
+        Raises:
+            LookupError: The work has failed.
+        """
         self._thread.join()
         return self._results[0]
 
