@@ -235,6 +235,22 @@ def endpoints_from(rows: Any) -> tuple[Endpoint, ...]:
         raise PreflightError(f"reading the endpoints of a node: {error}") from error
 
 
+def speeds_from(row: Any) -> Speeds:
+    """Return what a node has measured from the row of a message.
+
+    Raises:
+        PreflightError: The row has another form.
+    """
+    try:
+        disk_mb_s, memory_gb_s, matrix_tflops = row
+        return Speeds(
+            *(float(disk_mb_s), float(memory_gb_s)),
+            tuple(float(each) for each in _rows(matrix_tflops)),
+        )
+    except MALFORMED as error:
+        raise PreflightError(f"reading what a node has measured: {error}") from error
+
+
 def dump(report: Report) -> bytes:
     """Serialise ``report`` as JSON for ``load``."""
     findings = [finding._asdict() for finding in report.findings]
@@ -266,7 +282,7 @@ def load(data: bytes) -> Report:
 
 
 def _facts(values: Mapping[str, Any]) -> NodeFacts:
-    limits, speeds = values["limits"], values["speeds"]
+    limits = values["limits"]
     return NodeFacts(
         node=int(values["node"]),
         host=_text(values["host"]),
@@ -294,9 +310,7 @@ def _facts(values: Mapping[str, Any]) -> NodeFacts:
         is_emulated=bool(values["is_emulated"]),
         clock_ahead_s=float(values["clock_ahead_s"]),
         late=tuple(_text(each) for each in _rows(values["late"])),
-        speeds=Speeds(
-            float(speeds[0]), float(speeds[1]), tuple(float(each) for each in _rows(speeds[2]))
-        ),
+        speeds=speeds_from(values["speeds"]),
         transfers=tuple(Transfer(int(to), float(mb_s)) for to, mb_s in _rows(values["transfers"])),
     )
 

@@ -6,6 +6,7 @@ it wait until its limit. mpirun starts meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Iterator, Mapping, Sequence
 
 from jobentry.contract import exits, preflight
@@ -91,40 +92,50 @@ class Check:
         return [[peer, self._endpoints[peer]] for peer in peers if peer in self._endpoints]
 
     def _read(self, node: int, answer: Any) -> NodeFacts:
-        if answer is not None and "problem" not in answer:
-            try:
-                facts = preflight.from_values(answer)
-                return facts._replace(node=node, host=self._node.hosts[node])
-            except (PreflightError, TypeError):
-                pass
-        return NodeFacts(node, self._node.hosts[node], late=("everything",))
+        """Return the facts in an answer, without what they say of nodes that the job has not."""
+        host, numbers = self._node.hosts[node], range(self._node.nodes)
+        try:
+            facts = preflight.from_values(answer)
+        except PreflightError:
+            return NodeFacts(node, host, late=("everything",))
+        return facts._replace(
+            node=node,
+            host=host,
+            links=tuple(link for link in facts.links if link.to in numbers),
+            names=tuple(name for name in facts.names if name.of in numbers),
+        )
 
     def _with_transfers(self, nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
         """Return the nodes with the speed of the network between partners."""
         sent: dict[int, list[Transfer]] = {}
-        usable = [node.node for node in nodes if node.endpoints]
+        usable = [node.node for node in nodes if node.endpoints and self._endpoints[node.node]]
         for pairs in rounds(usable):
-            for senders in (dict(pairs), {second: first for first, second in pairs}):
-                questions = {
-                    sender: {
-                        "step": "transfer",
-                        "to": receiver,
-                        "endpoint": self._endpoints[receiver][0],
-                        "seconds": _SENDING_S,
-                    }
-                    for sender, receiver in senders.items()
-                }
-                for node, answer in self._ask(questions, _TRANSFER_S).items():
-                    if isinstance(answer, (list, tuple)) and len(answer) == 2:
-                        sent.setdefault(node, []).append(Transfer(*answer))
+            for partners in (dict(pairs), {last: first for first, last in pairs}):
+                for node, mb_s in self._transfer(partners).items():
+                    sent.setdefault(node, []).append(Transfer(partners[node], mb_s))
         return [node._replace(transfers=tuple(sent.get(node.node, ()))) for node in nodes]
 
+    def _transfer(self, partners: Mapping[int, int]) -> dict[int, float]:
+        """Have nodes send to their partners at the same time; return the speed of each in MB/s."""
+        questions = {
+            sender: {
+                "step": "transfer",
+                "to": receiver,
+                "endpoint": self._endpoints[receiver][0],
+                "seconds": _SENDING_S,
+            }
+            for sender, receiver in partners.items()
+        }
+        answers = self._ask(questions, _TRANSFER_S)
+        return {node: float(mb_s) for node, mb_s in answers.items() if isinstance(mb_s, float)}
+
     def _with_speeds(self, nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
-        answers = self._ask({node.node: {"step": "speeds"} for node in nodes}, _SPEEDS_S)
+        """Return the nodes with what each measures of itself, all at the same time."""
         measured = {}
+        answers = self._ask({node.node: {"step": "speeds"} for node in nodes}, _SPEEDS_S)
         for node, answer in answers.items():
-            if isinstance(answer, (list, tuple)) and len(answer) == 3:
-                measured[node] = Speeds(answer[0], answer[1], tuple(answer[2]))
+            with contextlib.suppress(PreflightError):
+                measured[node] = preflight.speeds_from(answer)
         return [node._replace(speeds=measured.get(node.node, Speeds())) for node in nodes]
 
     def _ask(self, questions: Mapping[int, dict[str, Any]], limit_s: float) -> dict[int, Any]:
@@ -132,11 +143,8 @@ class Check:
         self._number += 1
         self._waiting, self._answers = set(questions), {}
         for node, values in questions.items():
-            numbered = {**values, "number": self._number}
             if node == 0:
-                self._here.start(
-                    numbered, lambda found: self._loop.post(lambda: self.take(0, found))
-                )
+                self._here.start({**values, "number": self._number}, self._answered_here)
         for worker in self._pool.workers:
             if worker.index in questions:
                 worker.send("preflight", **questions[worker.index], number=self._number)
@@ -145,7 +153,12 @@ class Check:
             self._loop.step()
             self._waiting -= {worker.index for worker in self._pool.workers if worker.is_gone}
         self._loop.cancel("preflight")
+        self._waiting = set()
         return self._answers
+
+    def _answered_here(self, values: dict[str, Any]) -> None:
+        # From a thread of the check.
+        self._loop.post(lambda: self.take(0, values))
 
     def _outcome(self, findings: Sequence[Finding]) -> Outcome | None:
         """Return how a job ends whose nodes have a certain fault: the platform's, not its own."""

@@ -124,12 +124,12 @@ _REACH_TEXTS: Mapping[Reach, tuple[str, str]] = {
         "are the nodes in one network? `ip route` shows the routes of a node",
     ),
     Reach.ITSELF: (
-        "the address of %s is not that node's alone, so connections to it end elsewhere",
+        "the address of %s is not its alone, so connections to it end elsewhere",
         "choose the interface that leads to the other nodes (NCCL_SOCKET_IFNAME and the like), not"
         " one such as docker0 that every machine has",
     ),
     Reach.LARGE_LOST: (
-        "small packets arrive at %s, and large ones are lost",
+        "small packets arrive at %s and large ones do not",
         "set the MTU of its interface to what the network carries, usually 1500 (`ip link`)",
     ),
 }
@@ -202,9 +202,9 @@ def _link_finding(side: _Side, broken: Sequence[_Broken], count: int) -> Finding
     others = sorted({each.sender if side.is_receiver else each.receiver for each in broken})
     where = side.interface or "its address"
     if side.is_receiver:
-        full = f"{text % where} from {_nodes(others, count)}"
+        full = f"{text % where} (tried from {_nodes(others, count)})"
     else:
-        full = f"{text % f'{where} of {_nodes(others, count)}'}, tried from this node"
+        full = f"{text % f'{where} of {_nodes(others, count)}'} (tried from this node)"
     is_certain = any(each.is_certain for each in broken)
     subject = Subject.PACKETS if reach is Reach.LARGE_LOST else Subject.NETWORK
     return Finding(Weight.FAULT if is_certain else Weight.DOUBT, subject, (side.node,), full, hint)

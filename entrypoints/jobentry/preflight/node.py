@@ -18,7 +18,6 @@ from jobentry.contract.preflight import (
     Name,
     NodeFacts,
     PreflightError,
-    Transfer,
 )
 from jobentry.node.network import NodeNetwork
 from jobentry.preflight import facts, probe, speeds
@@ -102,7 +101,9 @@ class NodePreflight:
             for number, endpoint in enumerate(offered)
         ]
         named = sorted({0, self._node.node, *others} & set(range(self._node.nodes)))
-        looked_up: _Later[tuple[Name, ...]] = _Later(lambda: facts.resolve(self._node, named, REACH_S))
+        looked_up: _Later[tuple[Name, ...]] = _Later(
+            lambda: facts.resolve(self._node, named, REACH_S)
+        )
         results = probe.reach(targets, self._key, self._node.node, self._own, REACH_S)
         names = looked_up.result()
         late = ("names of other nodes",) if len(names) < len(named) else ()
@@ -114,12 +115,12 @@ class NodePreflight:
             endpoints=self.endpoints, links=links, names=names, late=late
         )
 
-    def _transfer(self, values: Mapping[str, Any]) -> Transfer:
+    def _transfer(self, values: Mapping[str, Any]) -> float:
+        """Return how fast a partner has received what this node sent, in MB/s; 0 if it has not."""
         (endpoint,) = preflight.endpoints_from([values["endpoint"]])
         target = Target(int(values["to"]), 0, endpoint)
         seconds = min(5.0, float(values["seconds"]))
-        mb_s = probe.transfer(target, self._key, self._node.node, seconds)
-        return Transfer(target.node, mb_s)
+        return probe.transfer(target, self._key, self._node.node, seconds)
 
 
 class _Later(Generic[Result]):

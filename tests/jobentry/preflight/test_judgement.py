@@ -1,9 +1,12 @@
+"""What the facts of a job's nodes mean: which node is named, and how certain it is."""
+
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
 import pytest
+
 from jobentry.contract.preflight import (
     FULL,
     QUICK,
@@ -99,7 +102,7 @@ def test_the_node_that_cannot_be_reached_is_named_and_not_its_peers(
 def test_of_two_nodes_the_one_that_refuses_is_named():
     (finding,) = serious(broken(job(2), (0, 1), reach=Reach.SILENT))
 
-    assert (finding.nodes, finding.text) == ((1,), "no answer on eth0 from node 0")
+    assert (finding.nodes, finding.text) == ((1,), "no answer on eth0 (tried from node 0)")
 
 
 def test_two_broken_nodes_are_both_named():
@@ -208,9 +211,7 @@ def test_a_name_that_does_not_resolve_is_a_doubt():
     assert finding.text == "the name of node 3 does not resolve"
 
 
-@pytest.mark.parametrize(
-    ("of", "addresses"), [(1, ("127.0.1.1",)), (1, ()), (2, ("2001:db8::2",))]
-)
+@pytest.mark.parametrize(("of", "addresses"), [(1, ("127.0.1.1",)), (1, ()), (2, ("2001:db8::2",))])
 def test_names_as_debian_writes_them_and_ipv6_are_only_noted(of: int, addresses: tuple[str, ...]):
     nodes = named({of: addresses}, of_node=1)
 
