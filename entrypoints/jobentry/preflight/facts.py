@@ -54,9 +54,14 @@ def gather(node: NodeEnv, node_paths: NodePaths, environ: Mapping[str, str]) -> 
         versions=_versions(environ),
         gpus=len(glob.glob("/dev/nvidia[0-9]*")),
         has_infiniband=bool(glob.glob("/sys/class/infiniband/*")),
-        has_limited_ports=any(part in name for name in environ for part in _PORT_LIMITS),
+        has_limited_ports=_has_limited_ports(environ),
         is_emulated=bool(node.control_dir),
     )
+
+
+def _has_limited_ports(environ: Mapping[str, str]) -> bool:
+    arguments = (environ.get(names.OPENMPI_MCA_ARGS, ""), environ.get(names.OPENMPI_EXTRA_ARGS, ""))
+    return any(part in text for text in (*environ, *arguments) for part in _PORT_LIMITS)
 
 
 def endpoints(network: NodeNetwork, environ: Mapping[str, str], port: int) -> tuple[Endpoint, ...]:

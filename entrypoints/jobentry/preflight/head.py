@@ -61,6 +61,7 @@ class Check:
         nodes = self._facts()
         if self._node.preflight == FULL:
             nodes = self._with_speeds(self._with_transfers(nodes))
+        self._close()
         if self._stop.has_begun:
             return None
         findings = judgement.judge(nodes, Setting(self._node.preflight, self._node.launcher))
@@ -155,6 +156,13 @@ class Check:
         self._loop.cancel("preflight")
         self._waiting = set()
         return self._answers
+
+    def _close(self) -> None:
+        """Have all nodes close their ports, which no rank needs."""
+        self._here.close()
+        for worker in self._pool.workers:
+            if worker.index in self._endpoints:
+                worker.send("preflight", step="close")
 
     def _answered_here(self, values: dict[str, Any]) -> None:
         # From a thread of the check.

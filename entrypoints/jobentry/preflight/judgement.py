@@ -150,7 +150,7 @@ def _links(nodes: Sequence[NodeFacts], setting: Setting) -> list[Finding]:
         side = _culprit(broken)
         explained = [each for each in broken if _is_of(each, side)]
         findings.append(_link_finding(side, explained, len(nodes)))
-        broken = [each for each in broken if each not in explained]
+        broken = [each for each in broken if not _is_of(each, side)]
     return findings
 
 

@@ -71,7 +71,13 @@ class NodePreflight:
             self._server.close()
 
     def start(self, values: Mapping[str, Any], on_done: Callable[[dict[str, Any]], None]) -> None:
-        """Do a step of the check in a thread, and call ``on_done`` there with what came of it."""
+        """Do a step of the check in a thread, and call ``on_done`` there with what came of it.
+
+        The step ``close`` is the last one, and has no answer.
+        """
+        if values.get("step") == "close":
+            self.close()
+            return
 
         def work() -> None:
             on_done({"number": values.get("number"), "found": self._step(values)})

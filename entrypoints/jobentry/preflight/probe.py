@@ -87,16 +87,14 @@ class Server:
         self._connections: dict[socket.socket, _Connection] = {}
         self._is_closed = threading.Event()
         self._selector.register(self._server, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening, and end all connections."""
+        """Stop listening, and have the thread end all connections."""
         self._is_closed.set()
         with contextlib.suppress(OSError):
-            # Wakes the thread, which closes everything that it uses.
+            # No more connections from now on, and the thread wakes up.
             self._server.shutdown(socket.SHUT_RDWR)
-        self._thread.join(2 * _WAIT_S)
 
     def _serve(self) -> None:
         while not self._is_closed.is_set():

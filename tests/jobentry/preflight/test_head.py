@@ -59,6 +59,7 @@ class Nodes:
         self.answers = answers
         self.loop = Loop()
         self.asked: list[tuple[int, str]] = []
+        self.closed: list[int] = []
         hosts = tuple(f"w{node}" for node in range(len(answers)))
         self.workers = [self._worker(node, has_probe) for node in range(1, len(answers))]
         self.check = Check(
@@ -68,12 +69,19 @@ class Nodes:
                 pool=SimpleNamespace(workers=self.workers),
                 stop=SimpleNamespace(has_begun=False),
             ),
-            SimpleNamespace(endpoints=(endpoint(0),), start=self._start),  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
+                endpoints=(endpoint(0),),
+                start=self._start,
+                close=lambda: self.closed.append(0),
+            ),
         )
 
     def _worker(self, node: int, has_probe: bool) -> Any:
         def send(kind: str, **values: Any) -> None:
             assert kind == "preflight"
+            if values["step"] == "close":
+                self.closed.append(node)
+                return
             self._ask(node, values, lambda found: self.check.take(node, found))
 
         probe = {"probe": [endpoint(node)]} if has_probe else {}
@@ -123,6 +131,7 @@ def test_healthy_nodes_are_asked_once_and_nothing_is_logged(capfd: pytest.Captur
     assert nodes.check.run() is None
 
     assert nodes.asked == [(0, "facts"), (1, "facts"), (2, "facts")]
+    assert nodes.closed == [0, 1, 2]
     assert capfd.readouterr().err == ""
 
 

@@ -133,6 +133,19 @@ def test_versions_come_from_the_wheels_of_the_first_python_on_path(tmp_path: Pat
     assert {name: versions[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"OMPI_MCA_btl_tcp_port_min_v4": "5000"},
+        {"OPENMPI_MCA_ARGS": "--mca oob_tcp_dynamic_ipv4_ports 5000-5100"},
+    ],
+)
+def test_a_job_that_limits_the_ports_of_open_mpi_says_so(tmp_path: Path, environ: dict[str, str]):
+    node = NodeEnv(node_dir=str(tmp_path))
+
+    assert facts.gather(node, node_paths({}, node), environ).has_limited_ports
+
+
 NETWORK = NodeNetwork(
     (
         Interface("lo", ("127.0.0.1",), is_loopback=True),
