@@ -17,6 +17,7 @@ from typing import Any
 from jobentry.contract import preflight
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.control.listener import listen
 from jobentry.node.network import Interface, NodeNetwork, Route
 from jobentry.preflight import judgement
 from jobentry.preflight.node import NodePreflight, peers_of
@@ -32,7 +33,9 @@ def main(nodes: int = 2, rounds: int = 20) -> int:
     with tempfile.TemporaryDirectory() as folder:
         paths = NodePaths(*[folder] * 5)
         probes = [
-            NodePreflight(NodeEnv(node=node, hosts=hosts), paths, b"key", _NETWORK, {})
+            NodePreflight(
+                NodeEnv(node=node, hosts=hosts), paths, b"key", listen(0, _LOOPBACK), _NETWORK, {}
+            )
             for node in range(nodes)
         ]
         costs = [_check(probes) for _ in range(rounds)]

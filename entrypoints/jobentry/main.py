@@ -15,7 +15,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from jobentry.contract import env, exits, messages, names, paths, variables
+from jobentry.contract import env, exits, messages, names, paths, preflight, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Outcome
 from jobentry.contract.paths import NodePaths
@@ -347,11 +347,11 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
     server = prepare.start_sshd(node, node_paths, journal)
     try:
         environment, network = _prepare_environment(node, node_paths, folder)
-        preflight = prepare.start_preflight(node, node_paths, network, environment)
+        offered = _start_preflight(node, node_paths, network, environment)
         module = start_module(node, environment, options.script_argv[0])
         written = WorkingFolder(folder) if node.code_uri else None
         helpers = (version, module, server, control_socket, outputs, journal)
-        setup = _Setup(environment, network.route.address, *helpers, written, preflight)
+        setup = _Setup(environment, network.route.address, *helpers, written, offered)
         if outputs is not None:
             outputs.start()
         journal.end("stage")
@@ -377,6 +377,18 @@ def _prepare_environment(
     network = prepare.choose_network(node, node_paths, environment)
     prepare.write_environment(node_paths, environment)
     return environment, network
+
+
+def _start_preflight(
+    node: NodeEnv, node_paths: NodePaths, network: NodeNetwork, environment: Mapping[str, str]
+) -> NodePreflight | None:
+    """Offer the check of the nodes to the others, unless the job has none."""
+    # Nodes of an elastic job come and go, and it continues without those that cannot work.
+    if node.preflight == preflight.OFF or node.min_nodes:
+        return None
+    from jobentry.control.preflight import offer
+
+    return offer(node, node_paths, network, environment)
 
 
 @contextlib.contextmanager
@@ -503,9 +515,9 @@ def _head_plan(
     return launch_plan, facts, prepare.write_files(launch_plan.files)
 
 
-def _offered(preflight: NodePreflight | None) -> dict[str, Any]:
+def _offered(here: NodePreflight | None) -> dict[str, Any]:
     """Return where the other nodes reach this one, for the head."""
-    return {} if preflight is None else {"probe": preflight.endpoints}
+    return {} if here is None else {"probe": here.endpoints}
 
 
 def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:

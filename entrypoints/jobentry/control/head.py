@@ -21,6 +21,7 @@ from jobentry.control.hang_watch import HangWatch
 from jobentry.control.job_context import JobContext
 from jobentry.control.launch_processes import LaunchProcesses
 from jobentry.control.messages import Message
+from jobentry.control.preflight import Check
 from jobentry.control.remote_commands import RemoteCommands
 from jobentry.control.remote_worker import RemoteWorker
 from jobentry.control.run import CLEAN_UP_S, Run
@@ -34,7 +35,6 @@ from jobentry.launchers.plan import LaunchPlan
 from jobentry.log import log_message
 from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import RankFailure
-from jobentry.preflight.head import Check
 from jobentry.system.processes import adopt_orphans
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import re
 import subprocess
 from typing import TYPE_CHECKING, Mapping, Sequence
 
-from jobentry.contract import exits, launchers, names, paths, preflight, variables
+from jobentry.contract import exits, launchers, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
@@ -22,7 +22,6 @@ from jobentry.system.trees import remove_tree
 if TYPE_CHECKING:
     from jobentry.node.journal import Journal
     from jobentry.node.network import NodeNetwork
-    from jobentry.preflight.node import NodePreflight
 
 
 def code_folder(node: NodeEnv, node_paths: NodePaths, script: str) -> str:
@@ -156,24 +155,6 @@ def read_key(node: NodeEnv) -> bytes:
 
 
 _IMAGE = "`cloudjob docs images` lists what an image must have"
-
-
-def start_preflight(
-    node: NodeEnv, node_paths: NodePaths, network: NodeNetwork, environment: Mapping[str, str]
-) -> NodePreflight | None:
-    """Listen for the check of the nodes, unless the job has none; it ends no job by itself."""
-    # Nodes of an elastic job come and go, and it continues without those that cannot work.
-    if node.preflight == preflight.OFF or node.min_nodes:
-        return None
-    from jobentry.control import connection
-    from jobentry.preflight.node import NodePreflight
-
-    key = connection.secret(read_key(node))
-    try:
-        return NodePreflight(node, node_paths, key, network, environment)
-    except (OSError, RuntimeError) as error:
-        log_message(f"checking the nodes: not from here: {error}")
-        return None
 
 
 def check_sshd(server: subprocess.Popen[bytes], node_paths: NodePaths) -> None:

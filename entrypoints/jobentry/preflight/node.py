@@ -6,6 +6,7 @@ Each step runs in a thread with a deadline of its own, so that the node goes on 
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from typing import Any, Callable, Generic, Mapping, Sequence, TypeVar
 
@@ -37,6 +38,7 @@ class NodePreflight:
 
     Args:
         key: Known to the nodes of the job only.
+        listening: Where the other nodes reach this one; None if there are none.
         network: The network of this node; ``environ`` chooses interfaces for libraries.
     """
 
@@ -45,6 +47,7 @@ class NodePreflight:
         node: NodeEnv,
         node_paths: NodePaths,
         key: bytes,
+        listening: socket.socket | None,
         network: NodeNetwork,
         environ: Mapping[str, str],
     ) -> None:
@@ -57,10 +60,8 @@ class NodePreflight:
         self._gathered: _Later[NodeFacts] = _Later(lambda: facts.gather(node, node_paths, environ))
         self._server: probe.Server | None = None
         self.endpoints: tuple[Endpoint, ...] = ()
-        if node.nodes > 1:
-            # A port of an emulated node must not be reachable from other machines.
-            address = network.route.address if node.control_dir else ""
-            self._server = probe.Server(key, node.node, address)
+        if listening is not None:
+            self._server = probe.Server(key, node.node, listening)
             self.endpoints = facts.endpoints(network, environ, self._server.port)
             if node.control_dir:
                 self.endpoints = self.endpoints[:1]

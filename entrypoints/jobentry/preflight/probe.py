@@ -69,18 +69,14 @@ class Server:
 
     Args:
         key: Known to the nodes of the job only.
-        address: Where to listen; empty for all addresses of this node.
-
-    Raises:
-        OSError: No port is free.
+        listening: A socket that listens and does not block; this server closes it.
     """
 
-    def __init__(self, key: bytes, node: int, address: str = "") -> None:
-        from jobentry.control.listener import listen
-
+    def __init__(self, key: bytes, node: int, listening: socket.socket) -> None:
         self._key = key
         self._node = node
-        self._server = listen(0, address)
+        self._server = listening
+        # For all other nodes at once: what does not fit here looks like a lost packet.
         self._server.listen(_BACKLOG)
         self.port = int(self._server.getsockname()[1])
         self._selector = selectors.DefaultSelector()

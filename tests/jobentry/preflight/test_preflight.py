@@ -30,9 +30,9 @@ from jobentry.contract.preflight import (
     Transfer,
     Weight,
 )
+from jobentry.control.preflight import rounds
 from jobentry.node.network import Interface, NodeNetwork, Route
 from jobentry.preflight import facts, table
-from jobentry.preflight.head import rounds
 from jobentry.preflight.node import peers_of
 
 FACTS = NodeFacts(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from jobentry.contract.preflight import Endpoint, Reach
+from jobentry.control.listener import listen
 from jobentry.preflight import probe
 from jobentry.preflight.probe import Server, Target, greeting, reach, transfer
 from tests.support.polling import poll
@@ -22,7 +23,7 @@ SHORT_S = 0.3
 @pytest.fixture
 def server() -> Iterator[Server]:
     """The probe of node 1 on the loopback."""
-    server = Server(KEY, 1, "127.0.0.1")
+    server = Server(KEY, 1, listen(0, "127.0.0.1"))
     yield server
     server.close()
 
@@ -145,7 +146,7 @@ def test_a_connection_that_stays_is_ended(server: Server, monkeypatch: pytest.Mo
 
 
 def test_a_closed_probe_refuses_connections():
-    server = Server(KEY, 1, "127.0.0.1")
+    server = Server(KEY, 1, listen(0, "127.0.0.1"))
     server.close()
 
     assert outcome(at(server.port)) is Reach.REFUSED

@@ -20,7 +20,7 @@ from jobentry.contract.preflight import (
     Reach,
     Speeds,
 )
-from jobentry.preflight.head import Check
+from jobentry.control.preflight import Check
 
 Answer = Callable[[dict[str, Any]], Any]
 GOOD = "good"

@@ -10,7 +10,9 @@ import contextlib
 from typing import Any, Iterator, Mapping, Sequence
 
 from jobentry.contract import exits, preflight
+from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
+from jobentry.contract.paths import NodePaths
 from jobentry.contract.preflight import (
     FULL,
     Finding,
@@ -21,8 +23,11 @@ from jobentry.contract.preflight import (
     Transfer,
     Weight,
 )
+from jobentry.control import connection, listener
 from jobentry.control.job_context import JobContext
 from jobentry.log import log_message
+from jobentry.node.network import NodeNetwork
+from jobentry.node.prepare import read_key
 from jobentry.preflight import judgement, table
 from jobentry.preflight.judgement import Setting
 from jobentry.preflight.node import NodePreflight, peers_of
@@ -31,6 +36,22 @@ from jobentry.preflight.node import NodePreflight, peers_of
 _FACTS_S, _TRANSFER_S, _SPEEDS_S = 2.0, 4.0, 22.0
 # How long one node sends to its partner.
 _SENDING_S = 1.0
+
+
+def offer(
+    node: NodeEnv, node_paths: NodePaths, network: NodeNetwork, environ: Mapping[str, str]
+) -> NodePreflight | None:
+    """Listen for the check of the nodes; None if that is not possible, as it ends no job itself."""
+    try:
+        listening = None
+        if node.nodes > 1:
+            # A port of an emulated node must not be reachable from other machines.
+            listening = listener.listen(0, network.route.address if node.control_dir else "")
+        key = connection.secret(read_key(node))
+        return NodePreflight(node, node_paths, key, listening, network, environ)
+    except (OSError, RuntimeError) as error:
+        log_message(f"checking the nodes: not this one: {error}")
+        return None
 
 
 class Check:
