@@ -79,6 +79,10 @@ def _elapsed(seconds: float) -> str:
 def _doctor(options: argparse.Namespace) -> int:
     from cloudjob.machine import doctor, image_checks
 
+    if options.nodes is not None:
+        from cloudjob.cli.preflight import check_nodes
+
+        return check_nodes(options)
     if options.image:
         checks = image_checks.check_image(options.image)
     elif options.backend:
@@ -112,6 +116,9 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         "--backend", metavar="NAME", default="", help="check what this backend needs"
     )
     parser.add_argument("--image", metavar="REF", default="", help="check this container image")
+    text = "check so many nodes of the backend, as a job of about half a minute"
+    parser.add_argument("--nodes", metavar="N", help=text)
+    parser.add_argument("--flavor", metavar="ID", default="", help="the kind of these nodes")
     parser.add_argument("--store", metavar="URI", help="check this store")
     parser.add_argument("--config", metavar="FILE.yaml", help="check what this job file needs")
     json_flag(parser)

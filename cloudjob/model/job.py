@@ -43,6 +43,7 @@ from cloudjob.model.sections import (
     Slurm,
 )
 from cloudjob.model.text import MASK, hide, secret_texts, secret_values, secrets_masked
+from jobentry.contract import preflight
 from jobentry.contract.env import RESTORE_CHOICES
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
@@ -171,6 +172,12 @@ class JobSpec(Values):
         "off: start a launcher or parallel mode even if MindSpore's documentation rules it out on "
         "the device.", "on", Option(Group.LIMITS, "--no-hardware-check", const="off"),
         is_harmless=True)
+    preflight: str = key(
+        OneOf(*preflight.LEVELS),
+        "What to check on all nodes before the ranks start: quick takes at most 2 seconds; full "
+        "also measures the network, disks, memory and GPUs, in at most 30 seconds; off checks "
+        "nothing.", preflight.QUICK, Option(Group.LIMITS, "--preflight", "LEVEL"),
+        is_harmless=True)
     strict: bool = key(
         FLAG,
         "true: fail with the exit code of a launcher or Python program that the script starts, "
@@ -259,6 +266,7 @@ class Options(TypedDict, total=False):
     source_limit_mb: float
     links: str
     hardware_check: str
+    preflight: str
     strict: bool
     sweep: Mapping[str, Any]
     max_parallel: int

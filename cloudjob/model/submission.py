@@ -93,6 +93,7 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         timeout_s=spec.timeout_min * 60,
         start_timeout_s=spec.start_timeout_min * 60,
         stall_s=spec.network.stall_min * 60,
+        preflight=spec.preflight,
         hang_action=spec.hang.action,
         hang_after_s=spec.hang.after_min * 60,
         hang_scale=spec.hang.scale,

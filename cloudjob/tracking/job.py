@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cloudjob.tracking.outputs import Outputs
     from cloudjob.tracking.profile import JobProfile
     from cloudjob.tracking.stacks import JobStacks
+    from jobentry.contract.preflight import Report
 
 # The polling interval while a job is being submitted.
 _SENT_POLL_S = 0.1
@@ -624,6 +625,18 @@ class Job:
             [p for p in locations if (p.prefix or not is_own) and name in ("", p.name)],
             {} if is_own else {key: uri for key, uri in refused.items() if name in ("", key)},
         )
+
+    def preflight_report(self) -> Report | None:
+        """Return what the job found out about its nodes before the ranks started.
+
+        Only a job with ``preflight: full`` stores that; None for any other.
+
+        Raises:
+            StoreError: The store cannot be read, or what is there is no report.
+        """
+        from cloudjob.tracking import preflight
+
+        return preflight.read(self._access)
 
     def refresh_keys(self) -> float:
         """Replace the store keys that the nodes got from the submit with the current ones.

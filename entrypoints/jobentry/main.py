@@ -15,7 +15,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from jobentry.contract import env, exits, messages, names, paths, variables
+from jobentry.contract import env, exits, messages, names, paths, preflight, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Outcome
 from jobentry.contract.paths import NodePaths
@@ -41,6 +41,8 @@ from jobentry.staging.stage import stage
 if TYPE_CHECKING:
     from jobentry.control.worker import ControlSocket
     from jobentry.node.local_ranks import RankFailure
+    from jobentry.node.network import NodeNetwork
+    from jobentry.preflight.node import NodePreflight
     from jobentry.staging.outputs import Outputs
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
@@ -71,6 +73,7 @@ class _Setup(NamedTuple):
         outputs: The outputs to upload, if the job has any.
         journal: What this node does and uses.
         written: Finds what the script writes to a working folder that is removed at the end.
+        preflight: What this node offers to the check before the ranks start; None without one.
     """
 
     environment: Mapping[str, str]
@@ -82,6 +85,7 @@ class _Setup(NamedTuple):
     outputs: Outputs | None
     journal: Journal
     written: WorkingFolder | None
+    preflight: NodePreflight | None
 
     @property
     def child_ids(self) -> tuple[int, ...]:
@@ -341,11 +345,12 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
         control_socket = worker.listen(node, node_paths)
     server = prepare.start_sshd(node, node_paths, journal)
     try:
-        environment, address = _prepare_environment(node, node_paths, folder)
+        environment, network = _prepare_environment(node, node_paths, folder)
+        offered = _start_preflight(node, node_paths, network, environment)
         module = start_module(node, environment, options.script_argv[0])
         written = WorkingFolder(folder) if node.code_uri else None
         helpers = (version, module, server, control_socket, outputs, journal)
-        setup = _Setup(environment, address, *helpers, written)
+        setup = _Setup(environment, network.route.address, *helpers, written, offered)
         if outputs is not None:
             outputs.start()
         journal.end("stage")
@@ -364,13 +369,25 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
 
 def _prepare_environment(
     node: NodeEnv, node_paths: NodePaths, folder: str
-) -> tuple[dict[str, str], str]:
-    """Return the environment of this node's ranks, and the address that the other nodes see."""
+) -> tuple[dict[str, str], NodeNetwork]:
+    """Return the environment of this node's ranks, and its network."""
     environment = prepare.node_environment(node, node_paths, folder)
     prepare.import_package(node, environment, folder)
-    address = prepare.choose_network(node, node_paths, environment)
+    network = prepare.choose_network(node, node_paths, environment)
     prepare.write_environment(node_paths, environment)
-    return environment, address
+    return environment, network
+
+
+def _start_preflight(
+    node: NodeEnv, node_paths: NodePaths, network: NodeNetwork, environment: Mapping[str, str]
+) -> NodePreflight | None:
+    """Offer the check of the nodes to the others, unless the job has none."""
+    # Nodes of an elastic job come and go, and it continues without those that cannot work.
+    if node.preflight == preflight.OFF or node.min_nodes:
+        return None
+    from jobentry.control.preflight import offer
+
+    return offer(node, node_paths, network, environment)
 
 
 @contextlib.contextmanager
@@ -416,9 +433,14 @@ def _run_worker(
     launch_plan = plan.make(node, setup.environment, node_paths, tools, options.script_argv)
     written = prepare.write_files(launch_plan.files)
     worker = Worker(
-        NodeSetup(node, node_paths, setup.journal, setup.outputs, setup.child_ids),
+        NodeSetup(
+            *(node, node_paths, setup.journal, setup.outputs, setup.child_ids), setup.preflight
+        ),
         launch_plan,
-        lambda: facts_of(node, tools, setup.version, setup.module),
+        lambda: {
+            **facts_of(node, tools, setup.version, setup.module),
+            **_offered(setup.preflight),
+        },
         setup.control_socket,
     )
     code = worker.run()
@@ -450,7 +472,9 @@ def _run_head(
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
         _call_job_off(node, node_paths, str(error), patience_s, setup.child_ids)
         raise
-    node_setup = NodeSetup(node, node_paths, setup.journal, setup.outputs, setup.child_ids)
+    node_setup = NodeSetup(
+        *(node, node_paths, setup.journal, setup.outputs, setup.child_ids), setup.preflight
+    )
     head = Head(node_setup, launch_plan, facts, key, port)
     outcome = head.run()
     for path in written:
@@ -488,6 +512,11 @@ def _head_plan(
     facts = facts_of(node, tools, setup.version, setup.module)
     check_module(facts, node.launcher, tools.interpreter)
     return launch_plan, facts, prepare.write_files(launch_plan.files)
+
+
+def _offered(here: NodePreflight | None) -> dict[str, Any]:
+    """Return where the other nodes reach this one, for the head."""
+    return {} if here is None else {"probe": here.endpoints}
 
 
 def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:

@@ -102,6 +102,18 @@ class Networks:
         for node in range(len(self.hosts)):
             self.ip(node, "route", "add", "default", "via", address.partition("/")[0])
 
+    def drop_new_connections(self, node: int, ports: str) -> None:
+        """Have a node drop in silence what asks it for a connection to these ports."""
+        rule = ("-p", "tcp", "--syn", "--dport", ports, "!", "-i", "lo", "-j", "DROP")
+        # The control port is in the range of ports that the kernel gives to programs.
+        control = ("-p", "tcp", "--dport", "38888", "-j", "ACCEPT")
+        self._in(self._nodes[node], "iptables", "-A", "INPUT", *control)
+        self._in(self._nodes[node], "iptables", "-A", "INPUT", *rule)
+
+    def limit_switch(self, switch: str, node: int, mtu: int) -> None:
+        """Set the largest packet that a switch carries to and from a node."""
+        self._in(self._switch, "ip", "link", "set", f"{switch}-{node}", "mtu", str(mtu))
+
     def name(self, node: int, text: str) -> None:
         """Set /etc/hosts of a node."""
         path = self.folder / f"hosts-{node}"

@@ -114,6 +114,8 @@ CLOUDJOB_DEVICES = "CLOUDJOB_DEVICES"
 CLOUDJOB_GRACE_S = "CLOUDJOB_GRACE_S"
 CLOUDJOB_TIMEOUT_S = "CLOUDJOB_TIMEOUT_S"
 CLOUDJOB_START_TIMEOUT_S = "CLOUDJOB_START_TIMEOUT_S"
+# How much to check before the ranks start.
+CLOUDJOB_PREFLIGHT = "CLOUDJOB_PREFLIGHT"
 # What to do with a job that hangs, after how many seconds, and a factor for the times after which a
 # job counts as hung.
 CLOUDJOB_HANG_ACTION = "CLOUDJOB_HANG_ACTION"

@@ -11,6 +11,8 @@ from jobentry.contract import env, names
 ENTRY = "jobentry.pyz"
 # The head's exit record. Its folder is not that of an output, as platforms upload whole outputs.
 RECORD = "exit.json"
+# The report of a full check of the nodes, beside the record.
+PREFLIGHT = "preflight.json"
 # Files in the folder that a platform copies to each node. (The layers of a package are in
 # ``layers/``, beside ``code/``, where its descriptor expects them.)
 DELIVERED_CODE = "code/code.json"

@@ -8,7 +8,6 @@ from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.control import node_table
 from jobentry.control.peers import WorkerPool
 from jobentry.control.run import JobContext, Run
-from jobentry.log import log_message
 
 
 def bring_up(context: JobContext, run: Run) -> Outcome | None:
@@ -31,8 +30,6 @@ def bring_up(context: JobContext, run: Run) -> Outcome | None:
                 return run.outcome()
     finally:
         hosts.begin()
-    for warning in pool.warnings():
-        log_message(warning)
     unfit = hosts.unfit()
     if not unfit:
         return None

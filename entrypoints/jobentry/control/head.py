@@ -19,6 +19,7 @@ from jobentry.control.handshake import Access, Resolver
 from jobentry.control.insight import InsightRequests
 from jobentry.control.loop import STOPPED_LIMIT_S, NodeEvents, NodeLoop, NodeSetup
 from jobentry.control.peers import RemoteWorker, WorkerPool
+from jobentry.control.preflight import Check
 from jobentry.control.run import CLEAN_UP_S, JobContext, Run
 from jobentry.control.stop import Stop
 from jobentry.control.transport import Message
@@ -95,6 +96,7 @@ class Head:
             hosts=self._hosts,
         )
         self._run = run = Run(self._context)
+        self._check = Check(self._context, setup.preflight) if setup.preflight else None
         self._hangs = HangWatch(node, loop, pool, stop, lambda: run.running, setup.journal)
         self._slow = SlowWatch(lambda: run.running, setup.journal)
 
@@ -121,6 +123,10 @@ class Head:
         try:
             with self._journal.during("bring-up"):
                 refusal = bring_up(self._context, self._run)
+                if refusal is None and self._check is not None:
+                    refusal = self._check.run()
+                if refusal is None and self._stop.has_begun:
+                    refusal = self._run.outcome()
                 if refusal:
                     self._run.end_early()
             with self._journal.during("run"):
@@ -164,12 +170,17 @@ class Head:
             "server-ended": lambda **end: run.server_ended(LaunchEnd(**end), node),
             "command-output": self._command_answered,
             "answer": lambda number, answer: self._requests.answered(node, number, answer),
+            "preflight-is": lambda **answer: self._checked(node, answer),
             "ranks-stand": lambda **rows: self._hangs.take_rows(node, rows),
             "ranks-share": lambda **rows: self._slow.take_rows(node, rows),
             "left": lambda trouble, phases=(): self._worker_left(worker, phases),
         }
         if kind in actions:
             actions[kind](**values)
+
+    def _checked(self, node: int, answer: dict[str, Any]) -> None:
+        if self._check is not None:
+            self._check.take(node, answer)
 
     def _command_answered(self, number: int, lines: list[str], code: int | None) -> None:
         if self._commands is not None:

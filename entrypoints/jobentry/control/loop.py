@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jobentry.contract.hangs import Standing
     from jobentry.contract.slow import RankShare
     from jobentry.node.standing import StandingRanks
+    from jobentry.preflight.node import NodePreflight
     from jobentry.staging.outputs import Outputs
 
 # Seconds that ranks have to end after the job has failed, before they are killed.
@@ -64,6 +65,7 @@ class NodeSetup(NamedTuple):
         journal: What this node does and uses.
         outputs: Notified before ranks are ended; None if the job has no outputs to upload.
         child_ids: The children of this process that other code waits for, and ends.
+        preflight: This node's part of the check before the ranks start; None if there is none.
     """
 
     node: NodeEnv
@@ -71,6 +73,7 @@ class NodeSetup(NamedTuple):
     journal: Journal
     outputs: Outputs | None = None
     child_ids: tuple[int, ...] = ()
+    preflight: NodePreflight | None = None
 
 
 class NodeEvents(NamedTuple):

@@ -8,8 +8,6 @@ from typing import Any, Mapping, NamedTuple, Sequence
 MAX_SHOWN_NODES = 32
 # The number of nodes that one hint names.
 _NAMED = 8
-# If clocks differ by more than this, the times in logs and records of two nodes are misleading.
-CLOCK_S = 60.0
 
 _HEADINGS = (
     "node",

@@ -354,20 +354,6 @@ class WorkerPool:
         self._loop.stop_clock()
         return [worker for worker in self.workers if worker.is_ready and not worker.has_left]
 
-    def warnings(self) -> list[str]:
-        """Return warnings, such as different clocks."""
-        ahead = [
-            worker for worker in self.workers if abs(worker.clock_ahead_s) > node_table.CLOCK_S
-        ]
-        texts = [
-            "the clock of node %d (%s) is %+.0f s from the head's"
-            % (worker.index, worker.host, worker.clock_ahead_s)
-            for worker in ahead[: node_table.MAX_SHOWN_NODES]
-        ]
-        if texts:
-            texts.append("hint: times in logs and records mislead; set the clocks (NTP)")
-        return texts
-
     def unfit(self) -> list[node_table.Row]:
         """Return the workers that are absent, or do not match the head."""
         return [row for row in self._rows()[1:] if row.problem]

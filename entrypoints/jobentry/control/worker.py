@@ -85,6 +85,7 @@ class Worker:
         self._journal = setup.journal
         self._outputs = setup.outputs
         self._child_ids = setup.child_ids
+        self._preflight = setup.preflight
         self._plan = plan
         self._facts = facts
         self._parent = os.getppid()
@@ -219,9 +220,18 @@ class Worker:
             "report": self._report,
             "clean-up": self._clean_up,
             "question": self._answer,
+            "preflight": self._take_part_in_check,
         }
         if kind in actions:
             actions[kind](**values)
+
+    def _take_part_in_check(self, **question: Any) -> None:
+        if self._preflight is not None:
+            self._preflight.start(question, self._send_preflight)
+
+    def _send_preflight(self, answer: dict[str, Any]) -> None:
+        # From a thread of the check.
+        self._loop.post(lambda: self._send("preflight-is", **answer))
 
     def _greeted(self) -> None:
         if not self._was_greeted:

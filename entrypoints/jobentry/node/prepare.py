@@ -21,6 +21,7 @@ from jobentry.system.trees import remove_tree
 
 if TYPE_CHECKING:
     from jobentry.node.journal import Journal
+    from jobentry.node.network import NodeNetwork
 
 
 def code_folder(node: NodeEnv, node_paths: NodePaths, script: str) -> str:
@@ -64,8 +65,10 @@ def import_package(node: NodeEnv, environment: dict[str, str], folder: str) -> N
             environment["PYTHONPATH"] = path
 
 
-def choose_network(node: NodeEnv, node_paths: NodePaths, environment: dict[str, str]) -> str:
-    """Set the variables of the network in ``environment``; return the address of this node.
+def choose_network(
+    node: NodeEnv, node_paths: NodePaths, environment: dict[str, str]
+) -> NodeNetwork:
+    """Set the variables of the network in ``environment``; return the network of this node.
 
     Dry runs do not use this, as they may take place on another machine.
     """
@@ -79,7 +82,7 @@ def choose_network(node: NodeEnv, node_paths: NodePaths, environment: dict[str, 
     environment.update(choice.variables)
     # mpirun's daemon on this node gets them from the entry.
     os.environ.update({name: environment[name] for name in names.OF_DAEMONS if name in environment})
-    return detected.route.address
+    return detected
 
 
 def check_script(folder: str, script: str) -> None:

@@ -182,7 +182,6 @@ def test_the_head_connects_to_all_workers(make_head: Callable[..., Head]):
 
     assert sorted(head.received) == [("good%d" % i, "ready") for i in (1, 2, 3)]
     assert head.workers.unfit() == []
-    assert head.workers.warnings() == []
 
 
 def test_a_worker_that_comes_late_is_found(make_head: Callable[..., Head]):
@@ -244,15 +243,13 @@ def test_a_worker_with_another_version_is_reported_with_both(make_head: Callable
     assert (row.node, row.problem) == (2, "another MPI: 5.0, and the head has 4.1")
 
 
-def test_a_wrong_clock_causes_a_warning(make_head: Callable[..., Head]):
+def test_the_clock_of_a_worker_is_compared_with_the_heads(make_head: Callable[..., Head]):
     head = make_head("good", "ahead")
     head.open()
     head.wait_for_all_workers()
 
     assert head.workers.unfit() == []
-    warning, hint = head.workers.warnings()
-    assert warning == "the clock of node 2 (ahead2) is +3600 s from the head's"
-    assert hint.startswith("hint: ")
+    assert [round(worker.clock_ahead_s, -2) for worker in head.workers.workers] == [0, 3600]
 
 
 def test_late_workers_are_shown_while_the_head_waits(

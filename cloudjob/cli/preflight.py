@@ -1,0 +1,79 @@
+"""``doctor --nodes``: a full check of nodes, as a job whose script does nothing."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import cloudjob
+from cloudjob.cli.messages import print_json, print_message
+from cloudjob.cli.tables import print_table
+from cloudjob.model import summary
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from jobentry.contract.preflight import Finding, Report
+
+_SCRIPT = "preflight.py"
+_KEYS = ("nodes", "backend", "store", "image", "flavor")
+
+
+def check_nodes(options: argparse.Namespace) -> int:
+    """Check the nodes and print what was found; return 1 if no job could work on them."""
+    with tempfile.TemporaryDirectory(prefix="cloudjob-doctor-") as source:
+        Path(source, _SCRIPT).write_text("", encoding="ascii")
+        given = {name: getattr(options, name) for name in _KEYS if getattr(options, name)}
+        spec = cloudjob.job_spec(
+            _SCRIPT,
+            [],
+            job_file=options.config,
+            **{
+                **given,
+                "source": source,
+                "name": "doctor",
+                "preflight": "full",
+                "launcher": "python",
+                "retries": 0,
+            },
+        )
+        job = cloudjob.submit(spec)
+    print_message(f"job {job.id} started ({job.handle})")
+    try:
+        status = job.wait()
+    except KeyboardInterrupt:
+        job.cancel(is_urgent=True)
+        raise
+    report = job.preflight_report()
+    if report is None:
+        why = summary.reason(status) or f"the job {job.id} is {status.state}"
+        print_message(f"error: checking the nodes: {why}")
+        print_message(f"hint: `cloudjob logs {job.id}` shows its log")
+        return 1
+    _show(report, is_json=options.json)
+    return 1 if any(_is_fault(finding) for finding in report.findings) else 0
+
+
+def _show(report: Report, *, is_json: bool) -> None:
+    heading, *rows = report.rows
+    if is_json:
+        names = [name or "result" for name in heading]
+        print_json(
+            {
+                "nodes": [dict(zip(names, row, strict=False)) for row in rows],
+                "findings": [finding._asdict() for finding in report.findings],
+            }
+        )
+        return
+    print_table(rows, heading)
+    for finding in report.findings:
+        nodes = ", ".join(str(node) for node in finding.nodes)
+        print(f"{finding.weight.value}: node {nodes}: {finding.text}")
+        if finding.hint:
+            print(f"  -> {finding.hint}")
+
+
+def _is_fault(finding: Finding) -> bool:
+    from jobentry.contract.preflight import Weight
+
+    return finding.weight is Weight.FAULT
