@@ -30,7 +30,7 @@ def zipapp(tmp_path_factory: pytest.TempPathFactory) -> str:
 def until() -> Callable[..., None]:
     """A function that waits until a condition holds, and fails at its deadline."""
 
-    def wait(condition: Callable[[], object], within_s: float = 60.0) -> None:
+    def wait(condition: Callable[[], object], within_s: float = 180.0) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < deadline, "it did not happen in %g s" % within_s
