@@ -30,6 +30,8 @@ from jobentry.node.network import Interface, NodeNetwork, interface_with
 from jobentry.system.addresses import addresses_of
 
 _SHM = "/dev/shm"
+# ST_RDONLY of sys/statvfs.h, which PyPy's ``os`` lacks.
+_READ_ONLY = 1
 _CAP_IPC_LOCK = 1 << 14
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-f]+)", re.MULTILINE)
 _DRIVER = "/sys/module/nvidia/version"
@@ -153,7 +155,7 @@ def _disks(node_paths: NodePaths, environ: Mapping[str, str]) -> tuple[Disk, ...
         with contextlib.suppress(OSError):
             device = os.stat(folder).st_dev
             space = os.statvfs(folder)
-            if device in disks or space.f_flag & os.ST_RDONLY or not space.f_blocks:
+            if device in disks or space.f_flag & _READ_ONLY or not space.f_blocks:
                 continue
             blocks = space.f_bfree if os.geteuid() == 0 else space.f_bavail
             # File systems without a table of files, such as btrfs, report none at all.
