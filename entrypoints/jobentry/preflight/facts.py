@@ -26,7 +26,7 @@ from jobentry.contract.preflight import (
     NodeFacts,
 )
 from jobentry.node.interfaces import parse
-from jobentry.node.network import Interface, NodeNetwork, interface_with
+from jobentry.node.network import Interface, NodeNetwork, interface_with, mtu_bytes
 from jobentry.system.addresses import addresses_of
 
 _SHM = "/dev/shm"
@@ -82,7 +82,7 @@ def endpoints(network: NodeNetwork, environ: Mapping[str, str], port: int) -> tu
     for library, address in addresses.items():
         users.setdefault(address or network.route.address, []).append(library)
     return tuple(
-        Endpoint(name, address, port, _mtu(name), tuple(libraries))
+        Endpoint(name, address, port, mtu_bytes(name), tuple(libraries))
         for address, libraries in users.items()
         for name in (interface_with(address, network.interfaces),)
         if address
@@ -111,10 +111,6 @@ def _address(interface: Interface, network: NodeNetwork) -> str:
     if interface.name == network.route.interface:
         return network.route.address
     return interface.addresses[0]
-
-
-def _mtu(interface: str) -> int:
-    return _number(_read(f"/sys/class/net/{interface}/mtu")) if interface else 0
 
 
 def resolve(node: NodeEnv, others: Sequence[int], limit_s: float) -> tuple[Name, ...]:
@@ -228,7 +224,3 @@ def _read(path: str) -> str:
             return file.read(100_000)
     except OSError:
         return ""
-
-
-def _number(text: str) -> int:
-    return int(text) if text.strip().isdigit() else 0
