@@ -50,11 +50,12 @@ def check_nodes(options: argparse.Namespace) -> int:
         print_message(f"error: checking the nodes: {why}")
         print_message(f"hint: `cloudjob logs {job.id}` shows its log")
         return 1
-    _show(report, is_json=options.json)
+    show(report, is_json=options.json)
     return 1 if any(_is_fault(finding) for finding in report.findings) else 0
 
 
-def _show(report: Report, *, is_json: bool) -> None:
+def show(report: Report, *, is_json: bool) -> None:
+    """Print the table of the nodes, and what is wrong with them."""
     heading, *rows = report.rows
     if is_json:
         names = [name or "result" for name in heading]

@@ -276,6 +276,8 @@ def load(data: bytes) -> Report:
             for item in _rows(value["findings"])
         )
         rows = tuple(tuple(_text(cell) for cell in row[:32]) for row in _rows(value["rows"]))
+        if not rows or not rows[0] or len({len(row) for row in rows}) > 1:
+            raise ValueError("its rows are no table")
     except MALFORMED as error:
         raise PreflightError(f"reading a report: it is not valid: {error}") from error
     return Report(findings, rows)

@@ -22,7 +22,7 @@ from jobentry.system.addresses import ANY_PORT, address_of, addresses_of, is_loo
 
 # From linux/sockios.h and linux/if.h. These requests give the flags and addresses in this network
 # namespace, which /sys/class/net may not.
-_GET_ADDRESSES, _GET_FLAGS = 0x8912, 0x8913
+_GET_ADDRESSES, _GET_FLAGS, _GET_MTU = 0x8912, 0x8913, 0x8921
 _IS_UP, _IS_LOOPBACK = 0x1, 0x8
 # The size of struct ifreq on 64-bit machines, and of the part of it that holds a name.
 _ENTRY_BYTES, _NAME_BYTES = 40, 16
@@ -244,15 +244,26 @@ def _ipv6_addresses() -> list[tuple[str, str]]:
     return found
 
 
+def mtu_bytes(name: str) -> int:
+    """Return the largest packet of an interface; 0 if it is not known."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return _ask(probe, name, _GET_MTU, "=I")
+
+
 def _flags(probe: socket.socket, name: str) -> int:
+    return _ask(probe, name, _GET_FLAGS, "=H")
+
+
+def _ask(probe: socket.socket, name: str, request: int, form: str) -> int:
+    """Return a number that the kernel knows about an interface; 0 if it has no such interface."""
     import fcntl
 
-    request = struct.pack("256s", os.fsencode(name)[: _NAME_BYTES - 1])
+    entry = struct.pack("256s", os.fsencode(name)[: _NAME_BYTES - 1])
     try:
-        data = fcntl.ioctl(probe.fileno(), _GET_FLAGS, request)
+        data = fcntl.ioctl(probe.fileno(), request, entry)
     except OSError:
         return 0
-    return int(struct.unpack_from("=H", data, _NAME_BYTES)[0])
+    return int(struct.unpack_from(form, data, _NAME_BYTES)[0])
 
 
 def _open_mpi_parameters(environ: Mapping[str, str]) -> frozenset[str]:

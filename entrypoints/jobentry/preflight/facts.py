@@ -26,10 +26,12 @@ from jobentry.contract.preflight import (
     NodeFacts,
 )
 from jobentry.node.interfaces import parse
-from jobentry.node.network import Interface, NodeNetwork, interface_with
+from jobentry.node.network import Interface, NodeNetwork, interface_with, mtu_bytes
 from jobentry.system.addresses import addresses_of
 
 _SHM = "/dev/shm"
+# ST_RDONLY of sys/statvfs.h, which PyPy's ``os`` lacks.
+_READ_ONLY = 1
 _CAP_IPC_LOCK = 1 << 14
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-f]+)", re.MULTILINE)
 _DRIVER = "/sys/module/nvidia/version"
@@ -80,7 +82,7 @@ def endpoints(network: NodeNetwork, environ: Mapping[str, str], port: int) -> tu
     for library, address in addresses.items():
         users.setdefault(address or network.route.address, []).append(library)
     return tuple(
-        Endpoint(name, address, port, _mtu(name), tuple(libraries))
+        Endpoint(name, address, port, mtu_bytes(name), tuple(libraries))
         for address, libraries in users.items()
         for name in (interface_with(address, network.interfaces),)
         if address
@@ -109,10 +111,6 @@ def _address(interface: Interface, network: NodeNetwork) -> str:
     if interface.name == network.route.interface:
         return network.route.address
     return interface.addresses[0]
-
-
-def _mtu(interface: str) -> int:
-    return _number(_read(f"/sys/class/net/{interface}/mtu")) if interface else 0
 
 
 def resolve(node: NodeEnv, others: Sequence[int], limit_s: float) -> tuple[Name, ...]:
@@ -153,7 +151,7 @@ def _disks(node_paths: NodePaths, environ: Mapping[str, str]) -> tuple[Disk, ...
         with contextlib.suppress(OSError):
             device = os.stat(folder).st_dev
             space = os.statvfs(folder)
-            if device in disks or space.f_flag & os.ST_RDONLY or not space.f_blocks:
+            if device in disks or space.f_flag & _READ_ONLY or not space.f_blocks:
                 continue
             blocks = space.f_bfree if os.geteuid() == 0 else space.f_bavail
             # File systems without a table of files, such as btrfs, report none at all.
@@ -226,7 +224,3 @@ def _read(path: str) -> str:
             return file.read(100_000)
     except OSError:
         return ""
-
-
-def _number(text: str) -> int:
-    return int(text) if text.strip().isdigit() else 0

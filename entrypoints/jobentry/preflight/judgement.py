@@ -85,7 +85,7 @@ def judge(nodes: Sequence[NodeFacts], setting: Setting) -> tuple[Finding, ...]:
         *_late(nodes),
     ]
     order = list(Weight)
-    return tuple(sorted(findings, key=lambda finding: order.index(finding.weight)))
+    return tuple(sorted(_merged(findings), key=lambda finding: order.index(finding.weight)))
 
 
 # -- the network ----------------------------------------------------------------------------------
@@ -145,13 +145,21 @@ def _links(nodes: Sequence[NodeFacts], setting: Setting) -> list[Finding]:
         for link in node.links
         if link.reach.is_broken
     ]
-    findings = []
+    alike: dict[Finding, list[tuple[int, str]]] = {}
     while broken:
         side = _culprit(broken)
         explained = [each for each in broken if _is_of(each, side)]
-        findings.append(_link_finding(side, explained, len(nodes)))
+        finding, tried = _link_finding(side, explained, len(nodes))
+        alike.setdefault(finding, []).append((side.node, tried))
         broken = [each for each in broken if not _is_of(each, side)]
-    return findings
+    return [
+        finding._replace(
+            nodes=tuple(sorted(node for node, _ in found)),
+            # For several nodes, which others have tried each of them says little.
+            text=finding.text if len(found) > 1 else f"{finding.text} ({found[0][1]})",
+        )
+        for finding, found in alike.items()
+    ]
 
 
 def _interface(nodes: Sequence[NodeFacts], link: Link) -> str:
@@ -196,18 +204,19 @@ def _culprit(broken: Sequence[_Broken]) -> _Side:
     return max(counts, key=lambda side: (counts[side], side.is_receiver, side.node))
 
 
-def _link_finding(side: _Side, broken: Sequence[_Broken], count: int) -> Finding:
+def _link_finding(side: _Side, broken: Sequence[_Broken], count: int) -> tuple[Finding, str]:
+    """Return what is wrong with a node, without its number, and who has tried it."""
     reach = Counter(each.reach for each in broken).most_common(1)[0][0]
     text, hint = _REACH_TEXTS[reach]
     others = sorted({each.sender if side.is_receiver else each.receiver for each in broken})
     where = side.interface or "its address"
-    if side.is_receiver:
-        full = f"{text % where} (tried from {_nodes(others, count)})"
-    else:
-        full = f"{text % f'{where} of {_nodes(others, count)}'} (tried from this node)"
+    tried = f"tried from {_nodes(others, count)}"
+    if not side.is_receiver:
+        where, tried = f"{where} of {_nodes(others, count)}", "tried from this node"
     is_certain = any(each.is_certain for each in broken)
     subject = Subject.PACKETS if reach is Reach.LARGE_LOST else Subject.NETWORK
-    return Finding(Weight.FAULT if is_certain else Weight.DOUBT, subject, (side.node,), full, hint)
+    weight = Weight.FAULT if is_certain else Weight.DOUBT
+    return Finding(weight, subject, (), text % where, hint), tried
 
 
 def _names(nodes: Sequence[NodeFacts], setting: Setting) -> list[Finding]:
@@ -423,6 +432,14 @@ def median(values: Iterable[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Return one finding for all nodes with which the same is wrong."""
+    nodes: dict[Finding, list[int]] = {}
+    for finding in findings:
+        nodes.setdefault(finding._replace(nodes=()), []).extend(finding.nodes)
+    return [finding._replace(nodes=tuple(numbers)) for finding, numbers in nodes.items()]
 
 
 def _minorities(values: Mapping[int, str], subject: Subject, text: str, hint: str) -> list[Finding]:

@@ -12,6 +12,7 @@ from typing import Any, Callable, Generic, Mapping, Sequence, TypeVar
 
 from jobentry.contract import preflight
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.malformed import MALFORMED
 from jobentry.contract.paths import NodePaths
 from jobentry.contract.preflight import (
     Endpoint,
@@ -29,6 +30,9 @@ from jobentry.preflight.probe import Target
 REACH_S = 1.6
 # A job of many nodes checks some pairs of them only, chosen so that every node is in some.
 _MOST_PEERS = 64
+
+# What can end a step: a limit of this node, or a question of another form.
+_STEP_ERRORS = (*MALFORMED, PreflightError, OSError, RuntimeError, MemoryError)
 
 Result = TypeVar("Result")
 
@@ -64,6 +68,7 @@ class NodePreflight:
             self._server = probe.Server(key, node.node, listening)
             self.endpoints = facts.endpoints(network, environ, self._server.port)
             if node.control_dir:
+                # Other interfaces of this machine would lead to all of its nodes.
                 self.endpoints = self.endpoints[:1]
 
     def close(self) -> None:
@@ -80,10 +85,13 @@ class NodePreflight:
             self.close()
             return
 
-        def work() -> None:
-            on_done({"number": values.get("number"), "found": self._step(values)})
+        def answer(found: Any) -> None:
+            on_done({"number": values.get("number"), "found": found})
 
-        threading.Thread(target=work, daemon=True).start()
+        try:
+            threading.Thread(target=lambda: answer(self._step(values)), daemon=True).start()
+        except RuntimeError as error:
+            answer(_problem(error))
 
     def _step(self, values: Mapping[str, Any]) -> Any:
         try:
@@ -92,8 +100,8 @@ class NodePreflight:
             if values["step"] == "transfer":
                 return self._transfer(values)
             return speeds.measure(self._node, self._paths, self._environ)
-        except (PreflightError, LookupError, TypeError, ValueError, OSError, MemoryError) as error:
-            return {"problem": str(error)[:200]}
+        except _STEP_ERRORS as error:
+            return _problem(error)
 
     def _facts(self, rows: Sequence[Sequence[Any]]) -> NodeFacts:
         """Return everything about this node, and its way to the others.
@@ -128,6 +136,10 @@ class NodePreflight:
         target = Target(int(values["to"]), 0, endpoint)
         seconds = min(5.0, float(values["seconds"]))
         return probe.transfer(target, self._key, self._node.node, seconds)
+
+
+def _problem(error: BaseException) -> dict[str, str]:
+    return {"problem": str(error)[:200]}
 
 
 class _Later(Generic[Result]):

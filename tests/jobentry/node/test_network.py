@@ -81,3 +81,8 @@ def test_parameters_in_open_mpis_files_are_found(tmp_path: Path):
         "btl_tcp_if_exclude",
         "oob_tcp_if_include",
     }
+
+
+def test_the_kernel_says_how_large_a_packet_of_an_interface_may_be():
+    assert network.mtu_bytes("lo") >= 1500
+    assert network.mtu_bytes("none0") == 0

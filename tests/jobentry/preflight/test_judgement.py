@@ -110,7 +110,24 @@ def test_two_broken_nodes_are_both_named():
 
     findings = serious(broken(job(6), *pairs, reach=Reach.SILENT))
 
-    assert [finding.nodes for finding in findings] == [(4,), (1,)]
+    assert [finding.nodes for finding in findings] == [(1, 4)]
+
+
+def test_a_fault_of_all_nodes_is_one_finding():
+    pairs = itertools.permutations(range(4), 2)
+
+    (finding,) = serious(broken(job(), *pairs, reach=Reach.ITSELF))
+
+    assert finding.nodes == (0, 1, 2, 3)
+    assert (
+        finding.text == "the address of eth0 is not its alone, so connections to it end elsewhere"
+    )
+
+
+def test_what_is_wrong_with_many_nodes_is_one_finding():
+    (finding,) = serious(job(64, shm_bytes=dict.fromkeys(range(64), 64 * MIB)), TORCH)
+
+    assert finding.nodes == tuple(range(64))
 
 
 def test_a_slow_answer_is_no_finding():

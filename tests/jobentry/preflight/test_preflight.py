@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,7 +36,7 @@ from jobentry.contract.preflight import (
 from jobentry.control.preflight import rounds
 from jobentry.node.network import Interface, NodeNetwork, Route
 from jobentry.preflight import facts, table
-from jobentry.preflight.node import peers_of
+from jobentry.preflight.node import NodePreflight, peers_of
 
 FACTS = NodeFacts(
     node=3,
@@ -214,6 +217,58 @@ def test_every_node_reaches_others_and_is_reached_as_often(nodes: int):
     assert sizes.pop() == (
         nodes - 1 if nodes <= 64 else nodes.bit_length() - (nodes & nodes - 1 == 0)
     )
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> NodePreflight:
+    """The only node of a job."""
+    node = NodeEnv(node_dir=str(tmp_path))
+    environ = {"PWD": str(tmp_path), "HOME": str(tmp_path)}
+    return NodePreflight(node, node_paths(environ, node), b"key", None, NETWORK, environ)
+
+
+def ask(node: NodePreflight, **values: object) -> dict[str, Any]:
+    answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    node.start(values, answers.put)
+    return answers.get(timeout=60.0)
+
+
+def test_a_single_node_answers_with_its_own_facts(alone: NodePreflight):
+    answer = ask(alone, number=3, step="facts", endpoints=[])
+
+    assert answer["number"] == 3
+    found = preflight.from_values(json.loads(json.dumps(answer["found"])))
+    assert (found.node, found.links) == (0, ())
+    assert found.disks
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"step": "facts"},
+        {"step": "facts", "endpoints": [[1, [["lo", "127.0.0.1"]]]]},
+        {"step": "facts", "endpoints": 7},
+        {"step": "transfer", "endpoint": ["lo", "x", 1, 1, []], "to": "x", "seconds": 1},
+        {"number": 1},
+    ],
+)
+def test_a_question_of_another_form_is_answered_with_a_problem(
+    alone: NodePreflight, values: dict[str, object]
+):
+    assert set(ask(alone, **values)["found"]) == {"problem"}
+
+
+def test_a_node_that_can_start_no_thread_answers_with_a_problem(
+    alone: NodePreflight, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    answer = ask(alone, number=1, step="facts", endpoints=[])
+
+    assert answer == {"number": 1, "found": {"problem": "can't start new thread"}}
 
 
 # -- the head -------------------------------------------------------------------------------------
