@@ -20,7 +20,7 @@ from cloudjob.backends.modelarts import site as sites
 from cloudjob.backends.modelarts.errors import ServiceError
 from cloudjob.backends.modelarts.sign import sign
 from cloudjob.backends.modelarts.site import Site
-from cloudjob.errors import BackendError, CloudJobError, NotAuthorised, Unanswered
+from cloudjob.errors import SOCKS, BackendError, CloudJobError, NotAuthorised, Unanswered
 from cloudjob.installation import VERSION
 from cloudjob.retries import Limits, retried
 
@@ -44,6 +44,8 @@ _TLS = "if your company's proxy inspects TLS, set REQUESTS_CA_BUNDLE=its-ca.pem"
 _FAILURES: tuple[tuple[type[Exception], str, str, bool], ...] = (
     (exceptions.SSLError, "its certificate is not trusted", _TLS, False),
     (exceptions.ProxyError, "the proxy does not connect to it", _PROXY, False),
+    # The address of each service is an http or https URL.
+    (exceptions.InvalidSchema, *SOCKS, False),
     (exceptions.ConnectTimeout, "no connection in time", _NETWORK, False),
     (exceptions.Timeout, "no answer in time", _NETWORK, True),
     (exceptions.InvalidJSONError, "the request is not JSON", "check modelarts.body", False),

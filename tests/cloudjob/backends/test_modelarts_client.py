@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -156,6 +159,34 @@ def test_a_proxy_that_does_not_connect_is_named(
     assert caught.value.message == expected
     assert "HTTPS_PROXY" in caught.value.hint
     assert len(pauses) == 3
+
+
+_WITHOUT_PYSOCKS = """
+import sys
+sys.modules["socks"] = None
+from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.site import Site
+from jobentry.contract.sigv4 import Keys
+address = "http://modelarts.example"
+try:
+    Client(Site(address, address, "region", "project", Keys("access", "secret"))).show("x")
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "ALL_PROXY"])
+def test_a_socks_proxy_is_named(variable: str):
+    """With the package PySocks, which cloudjob does not require, requests would use the proxy."""
+    names = ("http_proxy", "all_proxy", "no_proxy", "NO_PROXY", "HTTP_PROXY", "ALL_PROXY")
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    environ[variable] = "socks5h://user:password@127.0.0.1:9"
+    argv = [sys.executable, "-c", _WITHOUT_PYSOCKS]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120)
+
+    assert done.stdout.startswith("asking for job x: modelarts.example: HTTPS_PROXY or ALL_PROXY")
+    assert "password" not in done.stdout
+    assert len(done.stdout.splitlines()) == 1
 
 
 def test_a_service_that_never_answers_is_reported_and_given_up(
