@@ -126,11 +126,14 @@ class Transport:
         limits = (_CONNECT_S, self._limits.answer_s)
         options = {"auth": auth or self._authorise, "timeout": limits, **options}
         options.setdefault("allow_redirects", False)
+        signed_ahead_s = self._ahead_s
         try:
             answer = self._session.request(method, url, **options)
             if auth is None:
                 self._compare_clocks(answer)
-                if answer.status_code == requests.codes.unauthorized and self._renew():
+                if answer.status_code == requests.codes.unauthorized and self._renew(
+                    was_corrected=bool(signed_ahead_s)
+                ):
                     answer = self._session.request(method, url, **options)
         except requests.RequestException as error:
             raise self._no_answer(doing, url, error) from error
@@ -193,13 +196,18 @@ class Transport:
         sign(request, keys, time.time() - self._ahead_s)
         return request
 
-    def _renew(self) -> bool:
-        """Return whether a refused request can be repeated with a fresh token or signature."""
+    def _renew(self, *, was_corrected: bool) -> bool:
+        """Return whether a refused request can be repeated with a fresh token or signature.
+
+        Args:
+            was_corrected: Whether it was signed with another time than that of this machine.
+        """
         if self._uses_token:
             self._token_until_s = 0.0
             return True
-        if self._ahead_s:
-            # The answer contains the service's time, with which the next request is signed.
+        if self._ahead_s or was_corrected:
+            # The answer contains the service's time, with which the next request is signed; the
+            # clocks may also agree now.
             return True
         keys = sites.renewed_keys(self._site)
         if keys is None or keys == self._site.keys:

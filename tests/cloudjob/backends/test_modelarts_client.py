@@ -506,6 +506,18 @@ def test_a_wrong_clock_is_noticed_and_corrected(service: ModelArts):
     assert len(service.requests_with("GET")) == 2
 
 
+def test_a_clock_that_is_set_while_a_job_is_followed_is_noticed(service: ModelArts):
+    """The next request is signed with the old difference, and its answer shows that it is gone."""
+    job = service.add("train")
+    service.ahead_s = 3600
+    client = Client(site_of(service))
+    client.show(job)
+    service.ahead_s = 0
+
+    assert client.show(job)["metadata"]["id"] == job
+    assert client.clock_ahead_s == 0
+
+
 # -- endpoints and credentials --------------------------------------------------------------------
 
 ENVIRON = {"HUAWEICLOUD_SDK_AK": "AK", "HUAWEICLOUD_SDK_SK": "SK", "HW_REGION_NAME": "cn-north-4"}
