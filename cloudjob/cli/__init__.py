@@ -46,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _BROKEN_PIPE
     except (MemoryError, SystemError, ImportError, RuntimeError, OSError) as error:
-        shortage = _too_long(error) or _shortage(error)
-        if shortage is None:
+        reason = _too_long(error) or _no_folder(error) or _shortage(error)
+        if reason is None:
             raise
-        print_error(shortage)
-        return shortage.exit_code
+        print_error(reason)
+        return reason.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
 
@@ -98,6 +98,19 @@ def _too_long(error: Exception) -> CloudJobError | None:
         return None
     name = one_line(str(getattr(error, "filename", "") or "")[:200])
     return UsageError(f"reading {name}…: the name is too long", hint="is the path right?")
+
+
+def _no_folder(error: Exception) -> CloudJobError | None:
+    """Return the error of a current folder that was removed; None for any other error."""
+    if not isinstance(error, FileNotFoundError) or error.filename is not None:
+        return None
+    try:
+        os.getcwd()  # noqa: PTH109 (only whether it works)
+    except FileNotFoundError:
+        return UsageError(
+            "reading the current folder: it was removed", hint="cd to a folder that exists"
+        )
+    return None
 
 
 def _shortage(error: Exception) -> CloudJobError | None:

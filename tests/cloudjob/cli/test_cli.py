@@ -98,6 +98,23 @@ def test_a_command_without_memory_says_so_in_one_line(
     )
 
 
+def test_a_current_folder_that_was_removed_is_named(tmp_path: Path):
+    argv = [sys.executable, "-m", "cloudjob.cli", "submit", "train.py"]
+    done = subprocess.run(
+        ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *argv],
+        env={**os.environ, "CLOUDJOB_HOME": str(tmp_path / "home")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: reading the current folder: it was removed\nhint: cd to a folder that exists\n"
+    )
+
+
 @pytest.mark.parametrize("command", [["submit", "train.py"], ["list"], ["console"]])
 def test_a_shell_that_allows_too_few_open_files_is_named(command: list[str], tmp_path: Path):
     argv = [sys.executable, "-m", "cloudjob.cli", *command]
