@@ -20,4 +20,7 @@ def _root() -> Path:
 
 
 ROOT = _root()
-ROOT.mkdir(mode=0o755, parents=True, exist_ok=True)
+if not ROOT.exists():
+    ROOT.mkdir(parents=True, exist_ok=True)
+    # Whatever the umask.
+    ROOT.chmod(0o755)
