@@ -25,6 +25,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# What came back, and what to try: neither boto3 nor requests can use such a proxy.
+SOCKS = (
+    "HTTPS_PROXY or ALL_PROXY names a SOCKS proxy, which cloudjob cannot use",
+    "name an HTTP proxy, or list the host in NO_PROXY if no proxy is needed",
+)
+
 
 class CloudJobError(Exception):
     """Anything cloudjob reports to its user in one line.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import surroundings
+from tests.support import folders, surroundings
 from tests.support.servers import FaultProxy, Moto, SeaweedFS, Server, boto3_client
 
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = itertools.count()
 
-# The folders of tests are not below /tmp, as nodes have a /tmp of their own: a script that gets the
-# path of a test's folder there would change its node's version of that folder.
-if Path("/var/tmp").is_dir():
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folders.ROOT))
 
 # Hypothesis must not fail a test because the machine is slow: on two shared cores, drawing a value
 # may take seconds. In CI the values are the same each time, so that no merge depends on chance;

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _STDERR = 2
+# Files that a command may have open at once; a submit of one process opens 30.
+_LEAST_FILES = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _BROKEN_PIPE
     except (MemoryError, SystemError, ImportError, RuntimeError, OSError) as error:
-        shortage = _too_long(error) or _shortage(error)
-        if shortage is None:
+        reason = _too_long(error) or _no_folder(error) or _shortage(error)
+        if reason is None:
             raise
-        print_error(shortage)
-        return shortage.exit_code
+        print_error(reason)
+        return reason.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
 
@@ -68,6 +70,21 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
+def _need_files() -> None:
+    """Check that this shell lets a command open the files that it needs.
+
+    Otherwise the first file too many would be to blame, here or on a node, whatever it is.
+    """
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_FILES:
+        raise CloudJobError(
+            f"running cloudjob: this shell allows only {limit} open files",
+            hint="`ulimit -n 1024` allows more, if `ulimit -Hn` does",
+        )
+
+
 def _set_home() -> None:
     """Set ``HOME`` as container engines do, for a user who has none in the list of users."""
     # ``Path.expanduser`` would raise.
@@ -81,6 +98,19 @@ def _too_long(error: Exception) -> CloudJobError | None:
         return None
     name = one_line(str(getattr(error, "filename", "") or "")[:200])
     return UsageError(f"reading {name}…: the name is too long", hint="is the path right?")
+
+
+def _no_folder(error: Exception) -> CloudJobError | None:
+    """Return the error of a current folder that was removed; None for any other error."""
+    if not isinstance(error, FileNotFoundError) or error.filename is not None:
+        return None
+    try:
+        os.getcwd()  # noqa: PTH109 (only whether it works)
+    except FileNotFoundError:
+        return UsageError(
+            "reading the current folder: it was removed", hint="cd to a folder that exists"
+        )
+    return None
 
 
 def _shortage(error: Exception) -> CloudJobError | None:
@@ -111,6 +141,7 @@ def _run(arguments: list[str]) -> int:
         return 2
     options.rest, options.is_marked = rest, "--" in own
     print_library_log()
+    _need_files()
     file_systems.watch(home())
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)

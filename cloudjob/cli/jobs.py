@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import shutil
 import sys
 import time
@@ -244,7 +245,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _show_list(found: _Found, options: argparse.Namespace, *, is_all: bool) -> int:
     if options.json:
-        print_json([status_json(status) for status, _ in _rows(found)])
+        print(f"[{', '.join(map(_json_of, found))}]")
     elif found and sys.stdout.isatty() and not (options.all or options.limit):
         # The prompt needs a line, too.
         shown = _print_jobs(found, options, height=shutil.get_terminal_size().lines - 2)
@@ -266,6 +267,10 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _json_of(each: cloudjob.Job | JobStatus) -> str:
+    return json.dumps(status_json(each)) if isinstance(each, JobStatus) else each.status_json()
 
 
 def _rows(found: _Found) -> _Rows:

@@ -160,22 +160,23 @@ class ProcessRuntime:
     def _named(
         self, nodes: Path, index: int, env: Mapping[str, str]
     ) -> tuple[tuple[str, str], ...]:
-        # Paths below /home/ma-user in variables belong to the node; those below /tmp may belong to
-        # a test on this machine.
-        folders = [isolation.TMP, isolation.SHM]
+        # Paths below /home/ma-user in variables belong to the node; those in a folder of all users
+        # may belong to a test on this machine.
+        folders = isolation.OF_ALL_USERS
         shown = node_files.shown_of((*self._machine.places, self._machine.entry))
         named = node_files.besides(shown, isolation.paths_named_in(env.values(), folders))
         return node_files.changes_of(named, str(nodes / str(index) / "named"))
 
     def _mounts(self, row: JobRow, index: int, nodes: Path, tmp: str) -> Any:
-        home, cache, work = (
-            str(folder(nodes, index, name)) for name in (HOME, node_plan.CACHE, node_plan.WORK)
+        home, cache, work, var_tmp = (
+            str(folder(nodes, index, name))
+            for name in (HOME, node_plan.CACHE, node_plan.WORK, isolation.VAR_TMP)
         )
         channels = {node_plan.normal(item.path) for item in node_plan.folders(row)}
         if node_plan.has_rank_table(row, self._settings):
             channels.add(node_plan.CONFIG)
         return (
-            *requests.mounts_of(home, cache, work, tmp),
+            *requests.mounts_of(home, cache, work, var_tmp, tmp),
             *(
                 (str(folder(nodes, index, item)), item)
                 for item in sorted(channels)

@@ -64,7 +64,11 @@ class Pattern:
         self.steps: int = self._regexp.programsize
         if self.steps > MAX_STEPS:
             raise ValueError(f"is too large (given {given(text)}; smaller repeats {{M,N}} help)")
+        names = self._regexp.groupindex
+        self._value, self._step = names.get(b"value", 1), names.get(b"step")
         in_lines = _in_lines(text) if self._is_utf8 else ""
+        # At the start of a line, it also allows the mark of a rank.
+        self._is_exact_in_lines = not text.startswith("^")
         self._in_lines = _compiled(in_lines, never_nl=True)[0] if in_lines else None
 
     def search(self, line: bytes) -> bool:
@@ -93,10 +97,36 @@ class Pattern:
 
     def values(self, line: bytes) -> Iterator[Value]:
         """Yield what the matches in a line select, of the first hundred matches."""
-        names = self._regexp.groupindex
-        value, step = names.get(b"value", 1), names.get(b"step")
-        for match in islice(self._regexp.finditer(self._readable(line)), _MAX_MATCHES):
-            yield Value(match[value] or match[1], None if step is None else match[step])
+        return map(
+            self._selected, islice(self._regexp.finditer(self._readable(line)), _MAX_MATCHES)
+        )
+
+    def values_in_lines(self, lines: bytes) -> list[tuple[int, Value]] | None:
+        """Return what ``values`` yields for each of many lines, with the number of the line.
+
+        Args:
+            lines: UTF-8 lines without marks of ranks.
+
+        Returns:
+            None if each line must be searched on its own.
+        """
+        if self._in_lines is None or not self._is_exact_in_lines:
+            return None
+        found: list[tuple[int, Value]] = []
+        number = at = matches = 0
+        for match in self._in_lines.finditer(lines):
+            start = match.start()
+            newlines = lines.count(b"\n", at, start)
+            matches = 1 if newlines else matches + 1
+            if matches > _MAX_MATCHES:
+                return None
+            number, at = number + newlines, start
+            found.append((number, self._selected(match)))
+        return found
+
+    def _selected(self, match: Any) -> Value:
+        step = None if self._step is None else match[self._step]
+        return Value(match[self._value] or match[1], step)
 
     def _readable(self, text: bytes) -> bytes:
         """Return a text that RE2 can read: it stops at bytes that are not UTF-8."""

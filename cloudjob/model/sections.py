@@ -51,8 +51,8 @@ class Process(Values):
     isolation: str = key(
         OneOf("auto", "names", "none"),
         "What each emulated node has for itself: auto is its host name and its folders /tmp, "
-        "/cache, /home/ma-user, /home/work and /dev/shm; names is only the host name; none is "
-        "nothing.", "auto")
+        "/var/tmp, /dev/shm, /run/lock, /cache, /home/ma-user and /home/work; names is only the "
+        "host name; none is nothing.", "auto")
     gpus: int = key(
         Whole(0, 64),
         "NVIDIA GPUs reserved for each node; with 0 all nodes share the GPUs that this shell "

@@ -44,7 +44,7 @@ def matching_lines(
     Returns:
         None if each line must be searched on its own.
     """
-    if not _is_utf8(block):
+    if not is_utf8(block):
         return None
     starts: set[int] = {match.start() for match in _JSON.finditer(block)} if with_json else set()
     for pattern in patterns:
@@ -55,7 +55,8 @@ def matching_lines(
     return [block[start : block.find(b"\n", start) + 1] for start in sorted(starts)]
 
 
-def _is_utf8(text: bytes) -> bool:
+def is_utf8(text: bytes) -> bool:
+    """Whether a text is UTF-8."""
     try:
         return text.isascii() or bool(text.decode())
     except UnicodeDecodeError:

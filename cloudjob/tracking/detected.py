@@ -41,7 +41,7 @@ _IS_METRIC = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in _WORD
 _ITEM = re.compile(rf"'([\w/.@ -]{{1,60}})': '?({_NUMBER})'?(?=[,}}])", re.IGNORECASE)
 _STEPS = ("step", "global_step")
 # What is searched of a longer line: metrics stand behind a progress bar.
-_MOST_CHARACTERS = 4000
+MOST_CHARACTERS = 4000
 _PREFILTER = (
     rf"(?i)(?:{'|'.join(_WORDS)})[a-z0-9_@'\"]{{0,30}}[ \t]{{0,4}}[=:]?[ \t]{{0,4}}"
     r"(?:[-+.0-9]|nan|inf|tensor)|\{'"
@@ -78,11 +78,37 @@ def find(line: bytes, others: Collection[str] = ()) -> Iterator[Detected]:
         match = _STEP.search(text)
         step = float(match[1] or match[2]) if match else None
         found = {}
-        for name, number, whole in _METRIC.findall(text[-_MOST_CHARACTERS:]):
+        for name, number, whole in _METRIC.findall(text[-MOST_CHARACTERS:]):
             found[_name(name)] = float(number) / (int(whole) if whole else 1)
     for name, value in found.items():
         if name not in others:
             yield Detected(name, value, step)
+
+
+def find_in_lines(text: str, others: Collection[str]) -> Iterator[tuple[int, Detected]]:
+    """Yield what ``find`` yields for each of many lines, with the number of the line.
+
+    Args:
+        text: Lines of at most ``MOST_CHARACTERS``, none of which is a dictionary of Python.
+    """
+    steps: dict[int, float] = {}
+    for number, match in _numbered(_STEP, text):
+        steps.setdefault(number, float(match[1] or match[2]))
+    found: dict[tuple[int, str], float] = {}
+    for number, match in _numbered(_METRIC, text):
+        name, value, whole = match.groups()
+        found[number, _name(name)] = float(value) / (int(whole) if whole else 1)
+    for (number, name), value in found.items():
+        if name not in others:
+            yield number, Detected(name, value, steps.get(number))
+
+
+def _numbered(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, re.Match[str]]]:
+    """Yield each match, with the number of its line."""
+    number = at = 0
+    for match in pattern.finditer(text):
+        number += text.count("\n", at, at := match.start())
+        yield number, match
 
 
 def _name(text: str) -> str:

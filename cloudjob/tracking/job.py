@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.model.text import counted, one_line
 from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
-from cloudjob.tracking import descriptions, log
+from cloudjob.tracking import descriptions, log, verdict
 from cloudjob.tracking.access import JobAccess
 from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
 from cloudjob.tracking.status_reader import StatusReader
@@ -202,6 +203,11 @@ class Job:
     def has_final_status(self) -> bool:
         """Whether its final status is in the local records, so that the platform is not needed."""
         return bool(self._access.record.final_json)
+
+    def status_json(self) -> str:
+        """Return the JSON of ``last_status``, or of ``status`` if there is none yet."""
+        recorded = verdict.recorded_text(self._access.record)
+        return recorded or json.dumps(statuses.to_json(self.last_status or self.status()))
 
     def need_here(self, doing: str) -> None:
         """Check that the last status is not one that only another machine knows.

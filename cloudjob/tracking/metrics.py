@@ -10,18 +10,28 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from cloudjob.errors import UsageError
-from cloudjob.model.patterns import MAX_STEPS, Pattern
+from cloudjob.model.patterns import MAX_STEPS, Pattern, Value
 from cloudjob.tracking import detected
-from cloudjob.tracking.blocks import blocks, is_plain, matching_lines
+from cloudjob.tracking.blocks import blocks, is_plain, is_utf8, matching_lines
 from jobentry.contract import journal, lines
 
 # Keys of a printed JSON object that give the step.
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
 # Longer lines are not searched.
 _LINE_LIMIT_BYTES = 16 * 1024
+# The mark of a rank, or a whole line of the entry.
+_NOT_OF_RANKS = re.compile(rb"^(?:\[\d{1,9}\] |(?!\[\d{1,9}\] ).*\n)", re.MULTILINE)
+_MARK = re.compile(rb"^\[(\d{1,9})\] ", re.MULTILINE)
+# What only a search of its own understands: a JSON object, or a dictionary of Python.
+_STRUCTURED = re.compile(rb"^\s*\{", re.MULTILINE)
+# How a dictionary of Python begins, which cannot be JSON.
+_DICTIONARY = b"{'"
+# From this share of lines with metrics on, it is faster to search all lines.
+_DENSE = 0.5
 
 
 class MetricPoint(NamedTuple):
@@ -82,6 +92,8 @@ class MetricReader:
         self._at: dict[int, float] = {}
         # The incomplete last line of each rank, or the last state of its progress bar.
         self._open: dict[tuple[int, int], bytes] = {}
+        # Whether most lines of the last block may have had metrics.
+        self._is_dense = False
 
     def add(self, node: int, data: bytes) -> list[MetricPoint]:
         """Return the metrics in whole lines of a node's log, with or without its journal.
@@ -102,12 +114,40 @@ class MetricReader:
         unfinished = [rank for of_node, rank in self._open if of_node == node]
         found: Sequence[bytes] | None = None
         if is_plain(block, unfinished):
-            found = matching_lines(block, self._filters, with_json=True)
+            points = self._points_in_lines(node, block) if self._is_dense else None
+            if points is None:
+                found = matching_lines(block, self._filters, with_json=True)
+            count = len(found or ()) if points is None else len(points)
+            self._is_dense = count > _DENSE * block.count(b"\n")
+            if points is not None:
+                yield from points
+                return
         for text in (line + b"\n" for line in block.split(b"\n")[:-1]) if found is None else found:
             line = lines.read(text)
             if line.rank is not None:
                 complete = self._complete(node, line.rank, line.data)
                 yield from self._points(node, line.rank, complete)
+
+    def _points_in_lines(self, node: int, block: bytes) -> list[MetricPoint] | None:
+        """Return the metrics in a block of whole lines; None if each is searched on its own."""
+        text = _NOT_OF_RANKS.sub(b"", block)
+        longest = max(map(len, text.split(b"\n")))
+        if not is_utf8(text) or longest > detected.MOST_CHARACTERS or _STRUCTURED.search(text):
+            return None
+        values: list[tuple[int, _Found]] = []
+        for name, pattern in self._patterns.items():
+            selected = pattern.values_in_lines(text)
+            if selected is None:
+                return None
+            values += ((number, item) for number, each in selected for item in _value(name, each))
+        if self._detects:
+            for number, metric in detected.find_in_lines(text.decode(), self._patterns):
+                values.append((number, _Found(*metric, is_detected=True)))
+        # Those of a line stay in this order.
+        values.sort(key=itemgetter(0))
+        ranks = [int(rank) for rank in _MARK.findall(block)]
+        at = self._at.get(node) or None
+        return [self._point(at, ranks[number], item) for number, item in values]
 
     def finish(self) -> list[MetricPoint]:
         """Return the metrics in incomplete lines, at the end of the log."""
@@ -131,25 +171,23 @@ class MetricReader:
         for text in re.split(rb"[\r\n]+", data):
             if text and len(text) <= _LINE_LIMIT_BYTES:
                 for item in self._values(text):
-                    yield self._point(node, rank, item)
+                    yield self._point(self._at.get(node) or None, rank, item)
 
     def _values(self, text: bytes) -> Iterator[_Found]:
         """Yield the metrics of a line."""
         for name, pattern in self._patterns.items():
             for match in pattern.values(text):
-                value = _number(match.text)
-                if value is not None:
-                    yield _Found(name, value, _number(match.step))
-        from_json = list(_json_values(text)) if text[:1] == b"{" else []
+                yield from _value(name, match)
+        is_object = text[:1] == b"{" and text[:2] != _DICTIONARY
+        from_json = list(_json_values(text)) if is_object else []
         yield from from_json
         if self._detects and not from_json:
             for item in detected.find(text, self._patterns):
                 yield _Found(*item, is_detected=True)
 
-    def _point(self, node: int, rank: int, item: _Found) -> MetricPoint:
+    def _point(self, at: float | None, rank: int, item: _Found) -> MetricPoint:
         number = self._step_of_detected(rank, item) if item.is_detected else self._step(rank, item)
-        at = self._at.get(node) or None
-        return MetricPoint(item.name, rank, number, item.value, at, is_detected=item.is_detected)
+        return MetricPoint(item.name, rank, number, item.value, at, "", item.is_detected)
 
     def _step(self, rank: int, item: _Found) -> int:
         # Values with a step are counted, too, as not every line may have one.
@@ -188,6 +226,12 @@ def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
                 hint="use fewer or simpler patterns",
             )
     return compiled
+
+
+def _value(name: str, selected: Value) -> Iterator[_Found]:
+    value = _number(selected.text)
+    if value is not None:
+        yield _Found(name, value, _number(selected.step))
 
 
 def _json_values(text: bytes) -> Iterator[_Found]:

@@ -61,6 +61,8 @@ class StatusReader:
         self._access = access
         # Why the record of the ended job could not be read; empty if it was read.
         self.record_error = ""
+        # Whether something else is in the place of the record.
+        self._has_invalid_record = False
         self._last: JobStatus | None = None
         # Why only another machine knows the status; None if this machine does, too.
         self.elsewhere: RunsElsewhere | None = None
@@ -147,6 +149,11 @@ class StatusReader:
                 if not self.record_error or is_cancelled or is_late:
                     return status
                 notices.report(ended_s, self.record_error)
+            if status.absence is Absence.OUT_OF_REACH and self._has_invalid_record:
+                raise StoreError(
+                    f"waiting for {status.job}: its record is invalid, which says how it ended",
+                    hint="the message above names the record; ask the submitter of the job",
+                )
             if status.is_gone:
                 raise JobNotFound(
                     f"waiting for {status.job}: {status.native_state}",
@@ -255,13 +262,13 @@ class StatusReader:
         key = JobPaths(self._access.record.job).record
         try:
             found = exits.load(store.get_bytes(key, limit_bytes=SMALL_LIMIT_BYTES))
-        except UnreadableObject as error:
-            log_once(error.message)
-            return None
-        except exits.RecordError as error:
-            log_once(f"{store.uri(key)}: {one_line(str(error))[:_REASON_CHARS]}")
-            return None
         except ObjectMissing:
+            return None
+        except (UnreadableObject, exits.RecordError) as error:
+            self._has_invalid_record = True
+            reason = one_line(str(error))
+            is_named = isinstance(error, UnreadableObject)
+            log_once(reason if is_named else f"{store.uri(key)}: {reason[:_REASON_CHARS]}")
             return None
         if found.damaged_layers and self._access.record.is_ours:
             # If the platform delivers the package, the nodes cannot mark it as damaged themselves.

@@ -206,3 +206,12 @@ def recorded_status(record: JobRecord) -> JobStatus | None:
         return statuses.from_json(json.loads(record.final_json))
     except MALFORMED:
         return None
+
+
+def recorded_text(record: JobRecord) -> str:
+    """Return the final status in the records as JSON; empty if it must be read and written anew."""
+    try:
+        is_current = statuses.is_current(json.loads(record.final_json or "{}"))
+    except MALFORMED:
+        return ""
+    return record.final_json if is_current else ""

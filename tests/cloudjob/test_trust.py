@@ -613,6 +613,9 @@ def test_a_bad_record_or_log_does_not_hang_a_command(kind: str, reader: Path, tm
         with pytest.raises(cloudjob.UsageError, match="its nodes have stored none"):
             list(job.logs(is_stored=True))
     assert job.status().state == "UNKNOWN"
+    # Its head writes one record, last, so no other will come.
+    with pytest.raises(cloudjob.StoreError, match=f"waiting for {JOB}: .*record"):
+        job.wait(timeout_s=60)
     for command in (["status", JOB], ["logs", JOB], ["metrics", JOB], ["report", JOB]):
         main(command)
     for free in freed:

@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import command_line, surroundings
+from tests.support import command_line, folders, surroundings
 from tests.support.homes import make_used_home
 
 BIN = Path(sys.executable).parent
@@ -542,7 +542,7 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path, mpi: Mpi) -> Iterator[
         folder = tmp_path
         if chosen and chosen.name == "ordinary-user":
             folder = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="cj-", dir="/var/tmp"))
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="cj-", dir=folders.ROOT))
             )
         value = Cloud(folder, mpi, has_own_processes=chosen is not None)
         if chosen:

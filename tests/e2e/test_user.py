@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import folders
 from tests.support.users import USER, as_user, python_of_user
 
 
@@ -29,7 +30,7 @@ def user(cloud, user_python):
     if os.geteuid() != 0:
         yield cloud
         return
-    folder = Path(tempfile.mkdtemp(prefix="cj-", dir="/var/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="cj-", dir=folders.ROOT))
     value = type(cloud)(folder, cloud.mpi, user_python, as_user())
     value.chown_to(USER)
     yield value

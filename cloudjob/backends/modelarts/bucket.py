@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from cloudjob.errors import BackendError
+from cloudjob.errors import SOCKS, BackendError
 from jobentry.contract.sigv4 import Keys
 
 _ADDRESS = re.compile(r"[\d.]+|localhost")
+_NETWORK = "can this machine reach it, and are HTTPS_PROXY and NO_PROXY right?"
 _CONNECT_S, _ANSWER_S, _TRIES = 10.0, 30.0, 3
 
 
@@ -20,11 +21,11 @@ class BucketError(BackendError):
     """OBS refused, or did not answer.
 
     Args:
-        code: OBS's own code or HTTP status, or what happened to the connection.
+        code: OBS's own code or HTTP status; empty if it did not answer.
     """
 
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, code: str = "", *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
         self.code = code
 
     @property
@@ -86,7 +87,9 @@ class Bucket:
             raise BucketError(f"{self._doing}: OBS refuses: {code}", code) from error
         except (BotoCoreError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise BucketError(f"{self._doing}: {reason}", reason) from error
+            is_socks = "://socks" in reason
+            found, hint = SOCKS if is_socks else (reason, _NETWORK)
+            raise BucketError(f"{self._doing}: {found}", hint=hint) from error
 
 
 # Creating a client takes longer than a request.

@@ -311,7 +311,7 @@ def _bucket(client: Client, store: str) -> Iterator[Check]:
             yield Check("bucket", False, f"there is no bucket {bucket.name}", hint)
         else:
             hint = _CLOCK if error.is_skewed else "are these keys allowed to read and write it?"
-            yield Check("bucket", False, error.message, hint)
+            yield Check("bucket", False, error.message, error.hint or hint)
         return
     is_here = not (found and region) or found == region
     yield Check(

@@ -20,7 +20,7 @@ from cloudjob.backends.modelarts import site as sites
 from cloudjob.backends.modelarts.errors import ServiceError
 from cloudjob.backends.modelarts.sign import sign
 from cloudjob.backends.modelarts.site import Site
-from cloudjob.errors import BackendError, CloudJobError, NotAuthorised, Unanswered
+from cloudjob.errors import SOCKS, BackendError, CloudJobError, NotAuthorised, Unanswered
 from cloudjob.installation import VERSION
 from cloudjob.retries import Limits, retried
 
@@ -44,6 +44,8 @@ _TLS = "if your company's proxy inspects TLS, set REQUESTS_CA_BUNDLE=its-ca.pem"
 _FAILURES: tuple[tuple[type[Exception], str, str, bool], ...] = (
     (exceptions.SSLError, "its certificate is not trusted", _TLS, False),
     (exceptions.ProxyError, "the proxy does not connect to it", _PROXY, False),
+    # The address of each service is an http or https URL.
+    (exceptions.InvalidSchema, *SOCKS, False),
     (exceptions.ConnectTimeout, "no connection in time", _NETWORK, False),
     (exceptions.Timeout, "no answer in time", _NETWORK, True),
     (exceptions.InvalidJSONError, "the request is not JSON", "check modelarts.body", False),
@@ -124,11 +126,14 @@ class Transport:
         limits = (_CONNECT_S, self._limits.answer_s)
         options = {"auth": auth or self._authorise, "timeout": limits, **options}
         options.setdefault("allow_redirects", False)
+        signed_ahead_s = self._ahead_s
         try:
             answer = self._session.request(method, url, **options)
             if auth is None:
                 self._compare_clocks(answer)
-                if answer.status_code == requests.codes.unauthorized and self._renew():
+                if answer.status_code == requests.codes.unauthorized and self._renew(
+                    was_corrected=bool(signed_ahead_s)
+                ):
                     answer = self._session.request(method, url, **options)
         except requests.RequestException as error:
             raise self._no_answer(doing, url, error) from error
@@ -191,13 +196,18 @@ class Transport:
         sign(request, keys, time.time() - self._ahead_s)
         return request
 
-    def _renew(self) -> bool:
-        """Return whether a refused request can be repeated with a fresh token or signature."""
+    def _renew(self, *, was_corrected: bool) -> bool:
+        """Return whether a refused request can be repeated with a fresh token or signature.
+
+        Args:
+            was_corrected: Whether it was signed with another time than that of this machine.
+        """
         if self._uses_token:
             self._token_until_s = 0.0
             return True
-        if self._ahead_s:
-            # The answer contains the service's time, with which the next request is signed.
+        if self._ahead_s or was_corrected:
+            # The answer contains the service's time, with which the next request is signed; the
+            # clocks may also agree now.
             return True
         keys = sites.renewed_keys(self._site)
         if keys is None or keys == self._site.keys:

@@ -26,10 +26,14 @@ Level: TypeAlias = Literal["files", "names", "none"]
 Mount: TypeAlias = tuple[str, str]
 
 TMP, CACHE, HOME, WORK = "/tmp", "/cache", "/home/ma-user", "/home/work"
-# The file system in memory for data that processes share.
-SHM = "/dev/shm"
+# Temporary files that survive a restart of the machine.
+VAR_TMP = "/var/tmp"
+# Data that processes share, and lock files; in memory.
+SHM, LOCK = "/dev/shm", "/run/lock"
+# The folders of a machine in which every user may write: those of the standard for its file system.
+OF_ALL_USERS = (TMP, VAR_TMP, SHM, LOCK)
 # Folders that are private to every node of the platform.
-OWN = (TMP, CACHE, HOME, WORK, SHM)
+OWN = (*OF_ALL_USERS, CACHE, HOME, WORK)
 # The folder on a node with those parts of this machine's private folders that the entry writes to.
 # They are not in the folders themselves: a script may empty its folder for temporary files.
 MACHINE = "/.machine"
@@ -223,13 +227,14 @@ def _enter_new_root(libc: ctypes.CDLL, mounts: Sequence[Mount], seen: Sequence[_
 
     # The parent of a target may be a symbolic link, such as /home on some systems.
     placed = {_real(target): source_of(source) for source, target in mounts}
-    _show(libc, "/", base, {*placed, base})
+    _show(libc, "/", base, {*filter(_is_missing, placed), base})
     for target, source in sorted(placed.items()):
         if os.path.exists(source):
             _bind(libc, source, base + target)
-    if os.path.isdir(base + SHM) and not os.path.islink(base + SHM):
-        options = b"mode=1777"
-        _check(libc.mount(b"tmpfs", f"{base}{SHM}".encode(), b"tmpfs", flags, options), SHM)
+    for folder in (SHM, LOCK):
+        if not _is_missing(base + folder):
+            place, options = f"{base}{folder}".encode(), b"mode=1777"
+            _check(libc.mount(b"tmpfs", place, b"tmpfs", flags, options), folder)
     # An overlay cannot keep its changes on an unbindable mount.
     _check(libc.mount(None, base.encode(), None, _MS_PRIVATE, None), "mount tmpfs")
     for number, item in enumerate(seen):
@@ -243,6 +248,11 @@ def _enter_new_root(libc: ctypes.CDLL, mounts: Sequence[Mount], seen: Sequence[_
     os.chdir("/")
     flags |= _MS_REMOUNT | _MS_BIND | _MS_RDONLY
     _check(libc.mount(None, b"/", None, flags, None), "remount /")
+
+
+def _is_missing(target: str) -> bool:
+    """Whether nothing can be mounted on a path: it does not exist, or leads to another one."""
+    return os.path.islink(target) or not os.path.isdir(target)
 
 
 def _show(libc: ctypes.CDLL, folder: str, base: str, targets: set[str]) -> None:

@@ -130,7 +130,9 @@ def build(
     )
     nodes = []
     for index, host in enumerate(hosts):
-        home, cache, work = (f"{folder}/{name}-{index}" for name in ("node", "cache", "work"))
+        home, cache, work, var_tmp = (
+            f"{folder}/{name}-{index}" for name in ("node", "cache", "work", "var-tmp")
+        )
         tmp = f"{run_dir}/{index}"
         # The same folder, as the node sees it.
         run = isolation.RUN_DIR if level == "files" else run_dir
@@ -175,7 +177,7 @@ def build(
                 protected=changes_of(machine.installed, f"{folder}/python-{index}")
                 if level == "files"
                 else (),
-                mounts=(*mounts_of(home, cache, work, tmp), *files.mounts)
+                mounts=(*mounts_of(home, cache, work, var_tmp, tmp), *files.mounts)
                 if level == "files"
                 else (),
                 named=changes_of(files.named, f"{folder}/named-{index}"),
@@ -203,18 +205,20 @@ def build(
     )
 
 
-def mounts_of(home: str, cache: str, work: str, tmp: str) -> tuple[Mount, ...]:
+def mounts_of(home: str, cache: str, work: str, var_tmp: str, tmp: str) -> tuple[Mount, ...]:
     """Return the folders that are private to a node, as in the platform's containers.
 
     Args:
         home: Its home folder on this machine.
         cache: Its folder for large files.
         work: The home folder that images of the first generation have.
+        var_tmp: Its folder for temporary files that may be large.
         tmp: The folder of its temporary files, in the folder of the job's sockets.
     """
     job_dir = f"{home}/modelarts/user-job-dir"
     return (
         (f"{tmp}/tmp", isolation.TMP),
+        (var_tmp, isolation.VAR_TMP),
         (cache, isolation.CACHE),
         (home, isolation.HOME),
         (work, isolation.WORK),

@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from cloudjob.errors import ObjectMissing, StoreError
+from cloudjob.errors import SOCKS, ObjectMissing, StoreError
 from cloudjob.store.s3.bucket_uri import BucketUri
 
 
@@ -28,6 +28,7 @@ class _Meaning(NamedTuple):
 # HTTP statuses after which the same request may succeed a moment later, whatever the error code.
 _TRANSIENT_STATUS = frozenset((408, 429, 500, 502, 503, 504))
 _REACH = "is the endpoint right, and can this machine reach it?"
+_PROXY = "are HTTPS_PROXY and NO_PROXY right?"
 # Error codes of the services; for a HEAD request, botocore uses the status as the code.
 _TABLE = {
     "AccessDenied AccountProblem AllAccessDisabled 401 403": _Meaning(
@@ -156,6 +157,7 @@ def _no_answer(error: Exception) -> _Meaning:
         ConnectionError,
         ConnectTimeoutError,
         HTTPClientError,
+        ProxyConnectionError,
         ReadTimeoutError,
         SSLError,
     )
@@ -174,6 +176,11 @@ def _no_answer(error: Exception) -> _Meaning:
             meaning = _Meaning("its certificate is not trusted", hint)
     elif isinstance(error, (ConnectTimeoutError, ReadTimeoutError)):
         meaning = _Meaning("it does not answer", _REACH, is_transient=True)
+    elif isinstance(error, ProxyConnectionError):
+        # The address of the proxy may contain a password.
+        if "://socks" in str(details.get("proxy_url")):
+            return _Meaning(*SOCKS)
+        return _Meaning("the proxy does not connect to it", _PROXY, is_transient=True)
     elif "resolve" in text or "Name or service" in text:
         meaning = _Meaning("the host name cannot be resolved", _REACH)
     elif isinstance(error, (ConnectionError, HTTPClientError)):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -156,6 +159,34 @@ def test_a_proxy_that_does_not_connect_is_named(
     assert caught.value.message == expected
     assert "HTTPS_PROXY" in caught.value.hint
     assert len(pauses) == 3
+
+
+_WITHOUT_PYSOCKS = """
+import sys
+sys.modules["socks"] = None
+from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.site import Site
+from jobentry.contract.sigv4 import Keys
+address = "http://modelarts.example"
+try:
+    Client(Site(address, address, "region", "project", Keys("access", "secret"))).show("x")
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "ALL_PROXY"])
+def test_a_socks_proxy_is_named(variable: str):
+    """With the package PySocks, which cloudjob does not require, requests would use the proxy."""
+    names = ("http_proxy", "all_proxy", "no_proxy", "NO_PROXY", "HTTP_PROXY", "ALL_PROXY")
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    environ[variable] = "socks5h://user:password@127.0.0.1:9"
+    argv = [sys.executable, "-c", _WITHOUT_PYSOCKS]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120)
+
+    assert done.stdout.startswith("asking for job x: modelarts.example: HTTPS_PROXY or ALL_PROXY")
+    assert "password" not in done.stdout
+    assert len(done.stdout.splitlines()) == 1
 
 
 def test_a_service_that_never_answers_is_reported_and_given_up(
@@ -473,6 +504,18 @@ def test_a_wrong_clock_is_noticed_and_corrected(service: ModelArts):
     assert client.show(job)["metadata"]["id"] == job
     assert -3700 < client.clock_ahead_s < -3500
     assert len(service.requests_with("GET")) == 2
+
+
+def test_a_clock_that_is_set_while_a_job_is_followed_is_noticed(service: ModelArts):
+    """The next request is signed with the old difference, and its answer shows that it is gone."""
+    job = service.add("train")
+    service.ahead_s = 3600
+    client = Client(site_of(service))
+    client.show(job)
+    service.ahead_s = 0
+
+    assert client.show(job)["metadata"]["id"] == job
+    assert client.clock_ahead_s == 0
 
 
 # -- endpoints and credentials --------------------------------------------------------------------

@@ -45,8 +45,7 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def mounts(tmp_path: Path):
     """Return the mounts of a node whose folders are below ``tmp_path``."""
-    home, cache, work, tmp = (str(tmp_path / name) for name in ("h", "c", "w", "run/0"))
-    found = mounts_of(home, cache, work, tmp)
+    found = mounts_of(*(str(tmp_path / name) for name in ("h", "c", "w", "v", "run/0")))
     for source, _ in found:
         Path(source).mkdir(parents=True, exist_ok=True)
     return found
@@ -65,6 +64,8 @@ print(json.dumps(found))
 
     assert found == {
         "/tmp": [],
+        "/var/tmp": [],
+        "/run/lock": [],
         "/cache": [],
         "/home/ma-user": ["modelarts", "user-job-dir"],
         "/home/work": ["modelarts", "user-job-dir"],
@@ -125,8 +126,8 @@ def test_a_node_that_empties_its_folders_removes_no_file_of_this_machine(mounts,
 import shutil
 print(*sorted(os.listdir({str(tmp_path)!r})))
 for folder in {OWN!r}:
-    for name in os.listdir(folder):
-        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    # Only what the test has made: if nodes had no folders of their own, this would be the machine.
+    shutil.rmtree(os.path.join(folder, {tmp_path.name!r}), ignore_errors=True)
 print(os.path.exists({str(tmp_path / "data/b")!r}))
 """
     found = on_node(mounts, code, named, shown).splitlines()
@@ -162,13 +163,26 @@ except OSError as error:
     assert _files_in(tmp_path / "x") == [tmp_path / "x/out/model"]
 
 
-def test_the_shared_memory_of_a_node_is_its_own(mounts):
-    mark = Path("/dev/shm/cj-mark-of-this-machine")
-    mark.touch()
-    try:
-        assert on_node(mounts, "print(os.listdir('/dev/shm'))") == "[]"
-    finally:
-        mark.unlink()
+@pytest.mark.parametrize("folder", ["/dev/shm", "/run/lock", "/var/tmp"])
+def test_a_folder_that_all_users_share_is_the_node_s_own(mounts, folder):
+    """A script may empty it, as it may in a container; the test itself removes nothing there."""
+    with tempfile.TemporaryDirectory(prefix="cj-mark-", dir=folder) as mark:
+        assert Path(mark).name not in on_node(mounts, f"print(os.listdir({folder!r}))")
+
+
+def test_a_node_can_change_no_folder_of_this_machine_that_every_user_can_change(mounts):
+    """Asks the machine for such folders, as distributions differ; the sticky bit marks them."""
+    find = ["find", "/run", "/var", "/dev", "-maxdepth", "3", "-type", "d", "-perm", "-1002"]
+    done = subprocess.run(find, capture_output=True, text=True, check=False)
+    code = f"""
+for path in {done.stdout.split()!r}:
+    if os.path.isdir(path) and os.access(path, os.W_OK):
+        print(path, os.stat(path).st_dev, os.stat(path).st_ino)
+"""
+    for line in on_node(mounts, code).splitlines():
+        path, *identity = line.split()
+        facts = Path(path).stat()
+        assert identity != [str(facts.st_dev), str(facts.st_ino)], path
 
 
 def test_folders_behind_a_link_below_tmp_are_found():
@@ -177,8 +191,7 @@ def test_folders_behind_a_link_below_tmp_are_found():
     link = Path(tempfile.mkdtemp(prefix="cj-link-", dir="/tmp")) / "home"
     link.symlink_to(disk)
     try:
-        home, cache, work, tmp = (str(link / name) for name in ("h", "c", "w", "run/0"))
-        found = mounts_of(home, cache, work, tmp)
+        found = mounts_of(*(str(link / name) for name in ("h", "c", "w", "v", "run/0")))
         for source, _ in found:
             Path(source).mkdir(parents=True, exist_ok=True)
         (disk / "h/kept").write_text("kept")

@@ -98,6 +98,41 @@ def test_a_command_without_memory_says_so_in_one_line(
     )
 
 
+def test_a_current_folder_that_was_removed_is_named(tmp_path: Path):
+    argv = [sys.executable, "-m", "cloudjob.cli", "submit", "train.py"]
+    done = subprocess.run(
+        ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *argv],
+        env={**os.environ, "CLOUDJOB_HOME": str(tmp_path / "home")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: reading the current folder: it was removed\nhint: cd to a folder that exists\n"
+    )
+
+
+@pytest.mark.parametrize("command", [["submit", "train.py"], ["list"], ["console"]])
+def test_a_shell_that_allows_too_few_open_files_is_named(command: list[str], tmp_path: Path):
+    argv = [sys.executable, "-m", "cloudjob.cli", *command]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -n 20 && exec "$@"', "sh", *argv],
+        env={**os.environ, "CLOUDJOB_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: running cloudjob: this shell allows only 20 open files\n"
+        "hint: `ulimit -n 1024` allows more, if `ulimit -Hn` does\n"
+    )
+
+
 def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
     hostile = "\x1b]0;x\x07\r\u202e\x9b2J\udcff"
     failure = Failure(

@@ -13,12 +13,44 @@ from cloudjob.model.status import (
     Phase,
     SlowRanks,
     from_json,
+    is_current,
     to_json,
 )
 from cloudjob.model.times import local
 from tests.support.statuses import status_of
 
 RUNNING = status_of()
+FAILED = status_of(
+    state=JobState.FAILED,
+    cause="user",
+    exit_code=3,
+    failure=Failure(
+        node=1,
+        host="node-1",
+        rank=1,
+        exit_code=3,
+        last_lines=("a", "b\udcff"),
+        stack_lines=("f() at x.py:1",),
+    ),
+    code=Code(uri="file:///code", digest="sha256:0", size_bytes=10, files=2),
+    phases=(Phase(node=0, name="run", started_at="2026-01-01T00:00:01.000Z"),),
+    slow=SlowRanks(
+        ranks=(1,),
+        nodes=(0,),
+        cost_percent=31,
+        reason="uneven",
+        place="augment() at data.py:30",
+        message="rank 1 on node 0",
+    ),
+    hang=Hang(
+        rule="one-idle",
+        confidence="high",
+        ranks=(1,),
+        since="2026-01-01T00:00:01.000Z",
+        message="rank 1 is stuck",
+        details=("ranks 0,2 wait for that",),
+    ),
+)
 
 
 def test_only_three_states_are_final():
@@ -63,41 +95,10 @@ def test_a_running_job_as_json():
 
 def test_a_failed_job_as_json():
     """Failure, code and phases do not change when they are written as JSON and read back."""
-    status = status_of(
-        state=JobState.FAILED,
-        cause="user",
-        exit_code=3,
-        failure=Failure(
-            node=1,
-            host="node-1",
-            rank=1,
-            exit_code=3,
-            last_lines=("a", "b\udcff"),
-            stack_lines=("f() at x.py:1",),
-        ),
-        code=Code(uri="file:///code", digest="sha256:0", size_bytes=10, files=2),
-        phases=(Phase(node=0, name="run", started_at="2026-01-01T00:00:01.000Z"),),
-        slow=SlowRanks(
-            ranks=(1,),
-            nodes=(0,),
-            cost_percent=31,
-            reason="uneven",
-            place="augment() at data.py:30",
-            message="rank 1 on node 0",
-        ),
-        hang=Hang(
-            rule="one-idle",
-            confidence="high",
-            ranks=(1,),
-            since="2026-01-01T00:00:01.000Z",
-            message="rank 1 is stuck",
-            details=("ranks 0,2 wait for that",),
-        ),
-    )
-    shown = to_json(status)
+    shown = to_json(FAILED)
 
     assert json.loads(json.dumps(shown)) == shown
-    assert from_json(shown).slow == status.slow
+    assert from_json(shown).slow == FAILED.slow
     assert shown["failure"] == {
         "node": 1,
         "host": "node-1",
@@ -124,6 +125,31 @@ def test_a_failed_job_as_json():
             "total_bytes": 0,
         }
     ]
+
+
+@pytest.mark.parametrize("status", [RUNNING, FAILED])
+def test_what_is_written_by_this_version_is_current(status):
+    assert is_current(json.loads(json.dumps(to_json(status))))
+
+
+@pytest.mark.parametrize("part", ["", "failure", "code", "hang", "slow", "phases"])
+def test_what_other_versions_have_written_is_not_current(part):
+    """A list prints current values as they are, so every part must have exactly today's keys."""
+    for change in ({"new": 1}, None):
+        values = to_json(FAILED)
+        found = values[part] if part else values
+        fields = found[0] if part == "phases" else found
+        if change is None:
+            fields.pop(list(fields)[-1])
+        else:
+            fields.update(change)
+
+        assert not is_current(values)
+
+
+@pytest.mark.parametrize("values", [{"state": "NEW"}, {"cause": "new"}])
+def test_a_word_that_this_version_does_not_know_is_not_current(values):
+    assert not is_current({**to_json(FAILED), **values})
 
 
 def test_the_error_of_a_failed_job_has_its_node_its_rank_and_its_last_lines():

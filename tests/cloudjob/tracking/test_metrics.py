@@ -160,6 +160,39 @@ TENSOR = field(1, 2, b"acc") + field(
 HISTOGRAM = field(1, 2, b"weights") + field(5, 2, b"any")
 
 
+_WORDS = (
+    *("loss", "val_loss", "Train Loss:", "acc@1", "step", "iter=", "lr", "epoch", "f1_top5", "x"),
+    *("0.5", "1e-3", "-2", "nan", "7/8", "3", ".25", "=", ":", " ", "  ", "\t", "| 3/10 [", "é"),
+    *("{'loss': 0.5}", '{"loss": 0.5}', "{", "]", "[1] ", ".", "loss 1 loss 2", "step 4"),
+)
+_LINES = st.lists(
+    st.tuples(
+        st.sampled_from(["[0] ", "[12] ", "", "jobentry: "]), st.lists(st.sampled_from(_WORDS))
+    ),
+    max_size=12,
+)
+
+
+@given(lines=_LINES, is_structured=st.booleans())
+def test_lines_with_metrics_are_searched_together_as_they_are_one_by_one(lines, is_structured):
+    """A log in which most lines have metrics is searched in blocks; the result must not differ."""
+    texts = [mark + " ".join(words) + "\n" for mark, words in lines]
+    block = "".join(text for text in texts if is_structured or "{" not in text).encode()
+    patterns = {
+        "a": r"loss (?P<value>[0-9.]+)",
+        "b": r"(\S+)$",
+        "c": r"x|(?:step (?P<step>\d+))? (\d)",
+    }
+    found = []
+    for start in (b"[5] loss 1\n" * 50, b"[5]+ a part, so each line is searched on its own\n"):
+        reader = MetricReader(patterns, detects=True)
+        reader.add(0, b"[5] loss 1\n" * 50)
+        points = reader.add(0, start + block)
+        found.append([repr(point) for point in points if point.rank != 5])
+
+    assert found[0] == found[1]
+
+
 def test_scalars_of_an_event_file_are_read():
     """PyTorch writes a float, TensorFlow 2 a tensor; images and histograms are not scalars."""
     data = record(field(3, 2, b"brain.Event:2")) + event(3, SIMPLE) + event(4, TENSOR)
