@@ -29,12 +29,12 @@ def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -
         return
     from itertools import takewhile
 
-    from cloudjob.submission import script_options
+    from cloudjob.submission import script_check
 
     own = takewhile(lambda argument: argument != "--", options.rest)
     names = dict.fromkeys(argument.partition("=")[0] for argument in own)
     late = [name for name in names if name in options.flags]
-    unknown = [name for name in late if not script_options.is_mentioned(spec, name)]
+    unknown = [name for name in late if not script_check.is_mentioned(spec, name)]
     if unknown:
         listed = ", ".join(unknown)
         print_message(f"warning: {spec.script} gets {listed}, which it does not mention")

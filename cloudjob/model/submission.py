@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ class Submission:
         return (*self.spec.secrets, *self.access)
 
 
-def prepare(
+def submission_of(
     spec: JobSpec, job: str, *, code: Code, record_uri: str, outputs_uri: str
 ) -> Submission:
     """Return ``spec`` ready to send; an output without a URI gets one below ``outputs_uri``."""
@@ -150,10 +150,13 @@ def host_names(submission: Submission) -> tuple[str, ...]:
     return tuple(f"{job}-worker-{node}.{job}" for node in range(submission.spec.nodes))
 
 
-def show(submission: Submission) -> dict[str, Any]:
-    """Return ``submission`` as plain JSON values, with secrets as ``***``."""
+def show(submission: Submission, texts: Sequence[str]) -> dict[str, Any]:
+    """Return ``submission`` as plain JSON values, with secrets as ``***``.
+
+    Args:
+        texts: Those of ``masked_texts``.
+    """
     spec = submission.spec
-    texts = masked_texts(submission)
     return {
         "job": submission.job,
         "name": spec.name,
