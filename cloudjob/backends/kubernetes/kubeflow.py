@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudjob.backends.kubernetes.engine import Stage
+from cloudjob.backends.kubernetes.engine import Stage, kept_after_end
 from cloudjob.backends.kubernetes.pod import ENTRY_PATH
 from cloudjob.model.status import JobState
 from jobentry.contract import names
@@ -43,10 +43,8 @@ def run_policy(spec: JobSpec, own: Mapping[str, Any], *, deadline_s: int = 0) ->
         own: The fields that only this operator needs; they come first.
         deadline_s: Seconds after which the operator ends the job; 0 for never.
     """
-    policy: dict[str, Any] = dict(own)
     options = spec.kubernetes
-    if options.keep_min:
-        policy["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
+    policy: dict[str, Any] = {**own, **kept_after_end(options)}
     if deadline_s:
         policy["activeDeadlineSeconds"] = deadline_s
     scheduling: dict[str, Any] = {"minAvailable": spec.nodes}

@@ -72,8 +72,7 @@ class Volcano(Engine):
             body["queue"] = options.queue
         if options.priority_class:
             body["priorityClassName"] = options.priority_class
-        if options.keep_min:
-            body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
+        body.update(engines.kept_after_end(options))
         return engines.job_manifest(RESOURCE, submission, job_names, body)
 
     def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
