@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 
 import cloudjob
-from cloudjob.cli.follow import follow_to_end
 from cloudjob.cli.interrupts import CANCEL, DETACH, Interrupts, interrupts_of
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags
-from cloudjob.cli.status import status_json
 from cloudjob.errors import UsageError
+from cloudjob.model.status import exit_code, to_json
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -63,8 +62,6 @@ def _cp(options: argparse.Namespace) -> int:
 
 def _run_job(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     """Send a job, and follow it unless ``--detach`` is given."""
-    from cloudjob.model.status import exit_code
-
     if spec.sweep:
         from cloudjob.cli import sweeps
 
@@ -82,16 +79,18 @@ def _run_job(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
         interrupts.release()
         if not interrupts.was_interrupted:
             if options.json:
-                print_json(status_json(job.status()))
+                print_json(to_json(job.status()))
             else:
                 print(job.handle)
             return 0
         interrupts.hold()
+    from cloudjob.cli.follow import follow_to_end
+
     print_message(f"job {job.id} started ({job.handle})")
     interrupts.set_job(job)
     status = follow_to_end(job, is_json=options.json)
     if options.json:
-        print_json(status_json(status))
+        print_json(to_json(status))
     return exit_code(status)
 
 

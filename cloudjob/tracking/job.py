@@ -22,10 +22,8 @@ from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.model.text import counted, one_line
 from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
-from cloudjob.tracking import descriptions, log
+from cloudjob.tracking import descriptions
 from cloudjob.tracking.access import JobAccess
-from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
-from cloudjob.tracking.status_reader import StatusReader
 from jobentry.contract.names import CLOUDJOB_S3_SESSION_TOKEN, STORE_KEYS
 from jobentry.contract.packages import Entry
 from jobentry.contract.paths import JobPaths
@@ -35,10 +33,12 @@ if TYPE_CHECKING:
     from cloudjob.model import attached
     from cloudjob.tracking.forwarding import Forwarding
     from cloudjob.tracking.journals import Journals
+    from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
     from cloudjob.tracking.metrics import MetricPoint, MetricReader
     from cloudjob.tracking.outputs import Outputs
     from cloudjob.tracking.profile import JobProfile
     from cloudjob.tracking.stacks import JobStacks
+    from cloudjob.tracking.status_reader import StatusReader
 
 # The polling interval while a job is being submitted.
 _SENT_POLL_S = 0.1
@@ -61,7 +61,15 @@ class Job:
     ) -> None:
         self._access = JobAccess(record, backend, home, store)
         self._backend = backend
-        self._reader = StatusReader(self._access)
+
+    @property
+    def _reader(self) -> StatusReader:
+        """The reader of its status, which a submit that does not follow the job needs not."""
+        from cloudjob.tracking.status_reader import StatusReader
+
+        # All threads get the one that is set first.
+        reader: StatusReader = vars(self).setdefault("_status_reader", StatusReader(self._access))
+        return reader
 
     def __repr__(self) -> str:
         state = f" {self.last_status.state}" if self.last_status else ""
@@ -327,6 +335,8 @@ class Job:
             is_timed: Add times to the pieces, which makes them smaller.
             on_journal: Called with the journal lines of each node, which the log leaves out.
         """
+        from cloudjob.tracking import log
+
         if is_stored or attempt is not None:
             found = log.read_stored(self._access, node, attempt)
         else:
@@ -356,6 +366,8 @@ class Job:
         Raises:
             UsageError: The job had no such attempt.
         """
+        from cloudjob.tracking import log
+
         found = self.pieces(
             node, follow=follow, is_exact=is_exact, is_stored=is_stored, attempt=attempt
         )
@@ -408,6 +420,8 @@ class Job:
         Raises:
             CloudJobError: The log or the outputs cannot be read.
         """
+        from cloudjob.tracking import log
+
         reader = self.metric_reader(patterns)
         if self.handle:
             # Checked before reading: the last line of a running job may end within a number.
