@@ -9,7 +9,6 @@ from cloudjob.cli.interrupts import CANCEL, DETACH, Interrupts, interrupts_of
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags
 from cloudjob.errors import UsageError
-from cloudjob.model.status import exit_code, to_json
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -79,19 +78,26 @@ def _run_job(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
         interrupts.release()
         if not interrupts.was_interrupted:
             if options.json:
-                print_json(to_json(job.status()))
+                _print_status(job.status())
             else:
                 print(job.handle)
             return 0
         interrupts.hold()
     from cloudjob.cli.follow import follow_to_end
+    from cloudjob.model.status import exit_code
 
     print_message(f"job {job.id} started ({job.handle})")
     interrupts.set_job(job)
     status = follow_to_end(job, is_json=options.json)
     if options.json:
-        print_json(to_json(status))
+        _print_status(status)
     return exit_code(status)
+
+
+def _print_status(status: cloudjob.JobStatus) -> None:
+    from cloudjob.model.status import to_json
+
+    print_json(to_json(status))
 
 
 def _submit_with_progress(

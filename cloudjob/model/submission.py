@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
 
+# The keys of a job that ``show`` shows as they are.
+_SHOWN = (
+    *("name", "backend", "launcher", "nodes", "procs_per_node", "script", "image", "flavor"),
+    *("output_sync_s", "restore_outputs", "timeout_min", "start_timeout_min", "grace_s"),
+    *("min_nodes", "retries"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Code:
     """Where the package is stored.
@@ -159,12 +167,7 @@ def show(submission: Submission, texts: Sequence[str]) -> dict[str, Any]:
     spec = submission.spec
     return {
         "job": submission.job,
-        "name": spec.name,
-        "backend": spec.backend,
-        "launcher": spec.launcher,
-        "nodes": spec.nodes,
-        "procs_per_node": spec.procs_per_node,
-        "script": spec.script,
+        **{key: getattr(spec, key) for key in _SHOWN},
         "args": hide(spec.args, texts),
         "env": secrets_masked(hide(spec.env, texts)),
         "secrets": dict.fromkeys(spec.secrets, MASK),
@@ -172,15 +175,6 @@ def show(submission: Submission, texts: Sequence[str]) -> dict[str, Any]:
         "inputs": dict(spec.inputs),
         "input_nodes": dict(spec.input_nodes),
         "outputs": dict(submission.outputs),
-        "output_sync_s": spec.output_sync_s,
-        "restore_outputs": spec.restore_outputs,
-        "image": spec.image,
-        "flavor": spec.flavor,
-        "timeout_min": spec.timeout_min,
-        "start_timeout_min": spec.start_timeout_min,
-        "min_nodes": spec.min_nodes,
-        "retries": spec.retries,
-        "grace_s": spec.grace_s,
         "code": {"uri": submission.code.uri, "digest": submission.code.digest},
     }
 

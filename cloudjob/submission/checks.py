@@ -10,7 +10,6 @@ from cloudjob.errors import NotReady
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import BACKENDS, Telling
-from cloudjob.model.summary import span
 from cloudjob.model.text import one_line, secret_texts, secrets_masked
 from cloudjob.model.times import local, rfc3339
 from cloudjob.submission import launcher_choice, script_check
@@ -112,6 +111,8 @@ def key_checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterat
     left_s = end_at - (time.time() if now is None else now)
     if not end_at:
         return
+    from cloudjob.model.summary import span
+
     when = local(rfc3339(end_at))
     if left_s <= 0:
         yield Check("keys", False, f"the store's keys expired at {when}", hint="log in again")

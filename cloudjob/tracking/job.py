@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Event, Metric
-from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import grid
-from cloudjob.model import status as statuses
 from cloudjob.model.rules import is_remote
-from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.model.text import counted, one_line
 from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
@@ -30,7 +27,9 @@ from jobentry.contract.paths import JobPaths
 
 # What only some commands use is imported where it is used: every submit imports this module.
 if TYPE_CHECKING:
+    from cloudjob.backends.native import NativeStatus
     from cloudjob.model import attached
+    from cloudjob.model.status import JobStatus, Phase
     from cloudjob.tracking.forwarding import Forwarding
     from cloudjob.tracking.journals import Journals
     from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
@@ -270,15 +269,15 @@ class Job:
             JobNotFound: The platform no longer has the job.
             WaitTimeout: The job did not end in time.
         """
+        from cloudjob.model.status import JobFailed, JobState, exit_code
+
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         status = self._reader.wait(end_s, record_s, on_status or (lambda _: None))
         if check and status.state is not JobState.SUCCEEDED:
             from cloudjob.model import summary
 
             why = summary.reason(status) or status.native_state
-            raise JobFailed(
-                f"job {self.id}: {status.state}: {why}", status, statuses.exit_code(status)
-            )
+            raise JobFailed(f"job {self.id}: {status.state}: {why}", status, exit_code(status))
         return status
 
     def cancel(self, *, is_urgent: bool = False) -> None:
@@ -538,11 +537,16 @@ class Job:
         self._need_running_rank(doing, rank)
         return profile.take(self._backend, self.handle, self.id, rank, seconds)
 
-    def _need_running_rank(self, doing: str, rank: int | None) -> None:
-        """Refuse a job that does not run or does not have this rank."""
+    def _need_running(self, doing: str) -> None:
+        from cloudjob.model.status import JobState
+
         state = self.status().state
         if state is not JobState.RUNNING:
             raise UsageError(f"{doing}: it is {state}")
+
+    def _need_running_rank(self, doing: str, rank: int | None) -> None:
+        """Refuse a job that does not run or does not have this rank."""
+        self._need_running(doing)
         if rank is not None and self.ranks and rank >= self.ranks:
             raise UsageError(
                 f"{doing}: it has {counted(self.ranks, 'rank')}",
@@ -607,9 +611,7 @@ class Job:
     def _node_half(self, node: int, arguments: Sequence[str], *, is_terminal: bool) -> list[str]:
         """Return the command of this machine that starts the node half on a node."""
         doing = f"entering a node of {self.id}"
-        state = self.status().state
-        if state is not JobState.RUNNING:
-            raise UsageError(f"{doing}: it is {state}")
+        self._need_running(doing)
         if not 0 <= node < self.nodes:
             size = f"{counted(self.nodes, 'node')} and {counted(self.ranks, 'rank')}"
             raise UsageError(f"{doing}: it has {size}", hint="they are numbered from 0")

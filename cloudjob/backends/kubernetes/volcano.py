@@ -85,8 +85,7 @@ class Volcano(Engine):
         current = status.get("state") or {}
         phase = str(current.get("phase") or "")
         state = _STATES.get(phase, JobState.UNKNOWN)
-        parts = [str(current.get(key) or "") for key in ("reason", "message")]
-        message = ": ".join(part for part in parts if part)
+        message = engines.message_of(current)
         if state is JobState.FAILED and is_cancelled:
             state = JobState.CANCELLED
         elif phase in ("Aborted", "Terminated"):
