@@ -26,7 +26,7 @@ from cloudjob.package.revision import of_source
 from cloudjob.store.base import Expiring, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.submission import checks, preparation, script_check
-from cloudjob.submission.preparation import Decision, Folders, Member, Prepared, Target
+from cloudjob.submission.preparation import Decision, Member, Prepared, Target
 from cloudjob.submission.script_check import Script
 from cloudjob.tracking import Job, descriptions, leftovers
 
@@ -53,9 +53,9 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
     """
     script = script_check.check(spec)
     job = preparation.new_id(spec.name)
-    with _folders(spec, home, job) as folders:
-        target, decision = decide(spec, script, folders, on_progress)
-        return _send(preparation.prepare(job, decision, target, folders), on_progress)
+    with _scratch(spec, home, job) as scratch:
+        target, decision = decide(spec, script, home, scratch, on_progress)
+        return _send(preparation.prepare(job, decision, target, scratch), on_progress)
 
 
 def submit_member(
@@ -64,36 +64,36 @@ def submit_member(
     """Send a job of a sweep to its backend; otherwise as ``submit``."""
     # The store is opened for each job, because keys may have changed since the previous one.
     target = Target.open(decision.spec, home)
-    with _folders(decision.spec, home, job) as folders:
-        return _send(preparation.prepare(job, decision, target, folders, member), on_progress)
+    with _scratch(decision.spec, home, job) as scratch:
+        return _send(preparation.prepare(job, decision, target, scratch, member), on_progress)
 
 
 def decide(
-    spec: JobSpec, script: Script, folders: Folders, on_progress: OnProgress
+    spec: JobSpec, script: Script, home: Path, scratch: Path, on_progress: OnProgress
 ) -> tuple[Target, Decision]:
     """Check a script, decide what the job leaves open, and report both."""
     checks.require(checks.script_checks(spec, script), on_progress)
-    target = Target.open(spec, folders.home)
-    decision = preparation.decide(spec, script, target, folders, may_query=True)
+    target = Target.open(spec, home)
+    decision = preparation.decide(spec, script, target, scratch, may_query=True)
     preparation.report(decision, on_progress)
     return target, decision
 
 
 @contextmanager
-def _folders(spec: JobSpec, home: Path, job: str) -> Iterator[Folders]:
-    """Yield the folders of a submit; the job's notifier starts when it has succeeded."""
+def _scratch(spec: JobSpec, home: Path, job: str) -> Iterator[Path]:
+    """Yield a folder for the package; the job's notifier starts when the submit has succeeded."""
     make_home(home)
     leftovers.remove(home)
     with (
         start_after(spec, home, job),
         scratch_folders.new(submits_folder(home), job) as scratch,
     ):
-        yield Folders(home, scratch)
+        yield scratch
 
 
 def _send(prepared: Prepared, on_progress: OnProgress) -> Job:
-    backend, uri, store = prepared.target
-    job, home = prepared.paths.job, prepared.folders.home
+    backend, uri, store, home = prepared.target
+    job = prepared.paths.job
     checks.require([*backend.checks(prepared.spec, uri), *_key_checks(prepared)], on_progress)
     sending = partial(meter, "sending", on_progress=on_progress)
     with (
@@ -127,7 +127,7 @@ def _send(prepared: Prepared, on_progress: OnProgress) -> Job:
 
 
 def _key_checks(prepared: Prepared) -> Iterator[Check]:
-    backend, _, store = prepared.target
+    backend, store = prepared.target.backend, prepared.target.store
     if not backend.copies_files and isinstance(store, Expiring):
         yield from checks.key_checks(prepared.spec, store.keys_end_at())
 
@@ -138,11 +138,11 @@ def _store_package(prepared: Prepared, claim: Claim) -> tuple[Prepared, StoredLa
     Returns:
         The job with the layers that the store has, and with the keys that are valid now.
     """
-    package, target, home = prepared.package, prepared.target, prepared.folders.home
+    package, target = prepared.package, prepared.target
     try:
         kept = claim.keep(package)
     except LayerMissing:
-        package = preparation.pack_source(prepared.spec, target, prepared.folders, SourceCache())
+        package = preparation.pack_source(prepared.spec, target, prepared.scratch, SourceCache())
         if prepared.member and package.digest != prepared.package.digest:
             raise StoreError(
                 f"storing the package of {prepared.paths.job}: it is no "
@@ -151,7 +151,7 @@ def _store_package(prepared: Prepared, claim: Claim) -> tuple[Prepared, StoredLa
             ) from None
         kept = claim.keep(package)
     if not package.is_cached:
-        path = cache.path_of(home, Path(prepared.spec.source), target.uri)
+        path = cache.path_of(target.home, Path(prepared.spec.source), target.uri)
         cache.save(path, cache.with_layers(package.source_cache, kept.layers))
     # The store may hold other layers than planned, and have got new keys while they were sent.
     is_planned = (package.digest, kept.layers) == (prepared.package.digest, prepared.layers)

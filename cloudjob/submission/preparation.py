@@ -39,24 +39,13 @@ _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
 _LEFT_OUT_LINES, _PATHS_ON_LINE = 5, 3
 
 
-class Folders(NamedTuple):
-    """The folders of this machine that a submit writes to.
-
-    Args:
-        home: The folder of cloudjob's state.
-        scratch: A folder for the package, which is removed at the end.
-    """
-
-    home: Path
-    scratch: Path
-
-
 class Target(NamedTuple):
-    """The platform of a job, and its store with the store's URI."""
+    """The platform of a job, its store with the store's URI, and the state folder here."""
 
     backend: Backend[Any]
     uri: str
     store: ObjectStore
+    home: Path
 
     @classmethod
     def open(cls, spec: JobSpec, home: Path) -> Target:
@@ -64,7 +53,7 @@ class Target(NamedTuple):
         backend = open_backend(spec.backend, home, dict(spec.section(spec.backend)))
         default, keys = backend.store()
         uri = job_store(spec.store, default or store_uri(home), spec.sections)
-        return cls(backend, uri, open_store(uri, environment(keys)))
+        return cls(backend, uri, open_store(uri, environment(keys)), home)
 
 
 class Decision(NamedTuple):
@@ -100,6 +89,7 @@ class Prepared:
     Args:
         paths: The keys of its objects in the store, made from its id.
         layers: The layers of its package, from the oldest to the newest.
+        scratch: The folder for the package, which is removed at the end.
         request: What the backend sends to the platform for the submission.
         member: Its place in a sweep; None for a job on its own.
     """
@@ -108,7 +98,7 @@ class Prepared:
     package: CodePackage
     layers: tuple[Layer, ...]
     target: Target
-    folders: Folders
+    scratch: Path
     submission: Submission
     request: Any
     member: Member | None = None
@@ -126,7 +116,7 @@ class Prepared:
 
 
 def prepare(
-    job: str, decision: Decision, target: Target, folders: Folders, member: Member | None = None
+    job: str, decision: Decision, target: Target, scratch: Path, member: Member | None = None
 ) -> Prepared:
     """Return a job with its submission and its request.
 
@@ -137,18 +127,18 @@ def prepare(
     paths, package = JobPaths(job), decision.package
     submission = _submission(decision.spec, paths, package, package.layers, target.store)
     request = target.backend.build(submission)
-    return Prepared(paths, package, package.layers, target, folders, submission, request, member)
+    return Prepared(paths, package, package.layers, target, scratch, submission, request, member)
 
 
 def decide(
-    spec: JobSpec, script: Script, target: Target, folders: Folders, *, may_query: bool
+    spec: JobSpec, script: Script, target: Target, scratch: Path, *, may_query: bool
 ) -> Decision:
     """Pack the source, and choose the launcher and the number of ranks.
 
     Args:
         may_query: Whether the platform may be queried.
     """
-    package = pack_source(spec, target, folders)
+    package = pack_source(spec, target, scratch)
     choice = None
     if spec.launcher == AUTO:
         choice = launcher_choice.choose(spec, script.files, script.nested)
@@ -169,21 +159,21 @@ def new_id(name: str) -> str:
 
 
 def pack_source(
-    spec: JobSpec, target: Target, folders: Folders, source_cache: SourceCache | None = None
+    spec: JobSpec, target: Target, scratch: Path, source_cache: SourceCache | None = None
 ) -> CodePackage:
     """Pack the source of a job; by default with the cache of earlier submits."""
     if source_cache is None:
-        source_cache = cache.load(cache.path_of(folders.home, Path(spec.source), target.uri))
+        source_cache = cache.load(cache.path_of(target.home, Path(spec.source), target.uri))
     return pack(
         Path(spec.source),
-        folders.scratch / "layer",
+        scratch / "layer",
         script=None if spec.takes_command else spec.script,
         limit_bytes=int(spec.source_limit_mb * _MB),
         options=Options(
             # Copying to a folder is faster than compressing; sending over a network is slower.
             is_compressed=not target.uri.startswith("file:"),
             follow_links=spec.links == "follow",
-            home=folders.home,
+            home=target.home,
         ),
         source_cache=source_cache,
     )

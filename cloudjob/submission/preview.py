@@ -19,7 +19,7 @@ from cloudjob.model.text import hide, why_failed
 from cloudjob.package import CodePackage
 from cloudjob.submission import preparation, script_check
 from cloudjob.submission.launcher_choice import Choice
-from cloudjob.submission.preparation import Folders, Target
+from cloudjob.submission.preparation import Target
 from jobentry.contract import messages
 
 TYPE_CHECKING = False
@@ -64,10 +64,9 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
     script = script_check.check(spec)
     target = Target.open(spec, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
-        folders = Folders(home, Path(scratch))
-        decision = preparation.decide(spec, script, target, folders, may_query=False)
+        decision = preparation.decide(spec, script, target, Path(scratch), may_query=False)
     job = preparation.new_id(spec.name)
-    prepared = preparation.prepare(job, decision, target, folders)
+    prepared = preparation.prepare(job, decision, target, Path(scratch))
     spec, backend, request = prepared.spec, target.backend, prepared.request
     masked_texts = submissions.masked_texts(prepared.submission)
     return Preview(
