@@ -63,11 +63,13 @@ class Job:
 
     @property
     def _reader(self) -> StatusReader:
-        """The reader of its status, which a submit that does not follow the job needs not."""
-        from cloudjob.tracking.status_reader import StatusReader
+        """The reader of its status, which a submit that does not follow the job does not need."""
+        reader: StatusReader | None = vars(self).get("_status_reader")
+        if reader is None:
+            from cloudjob.tracking.status_reader import StatusReader
 
-        # All threads get the one that is set first.
-        reader: StatusReader = vars(self).setdefault("_status_reader", StatusReader(self._access))
+            # All threads get the one that is set first.
+            reader = vars(self).setdefault("_status_reader", StatusReader(self._access))
         return reader
 
     def __repr__(self) -> str:
