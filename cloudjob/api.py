@@ -37,18 +37,6 @@ from cloudjob.model.keys import from_python
 from cloudjob.model.kinds import as_text
 from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
 from cloudjob.model.rules import BACKENDS
-from cloudjob.model.status import (
-    Absence as Absence,
-    Attempt as Attempt,
-    Cause as Cause,
-    Failure as Failure,
-    Hang as Hang,
-    JobFailed as JobFailed,
-    JobState as JobState,
-    JobStatus as JobStatus,
-    Phase as Phase,
-    SlowRanks as SlowRanks,
-)
 from cloudjob.store import full_uri, job_store
 from cloudjob.tracking.job import Job as Job
 from jobentry.contract.stores import STORE_SCHEMES
@@ -57,6 +45,18 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from cloudjob.model import attached
+    from cloudjob.model.status import (
+        Absence as Absence,
+        Attempt as Attempt,
+        Cause as Cause,
+        Failure as Failure,
+        Hang as Hang,
+        JobFailed as JobFailed,
+        JobState as JobState,
+        JobStatus as JobStatus,
+        Phase as Phase,
+        SlowRanks as SlowRanks,
+    )
     from cloudjob.package.collection import Collected
     from cloudjob.submission.preview import Preview as Preview
     from cloudjob.tracking.journals import Journals as Journals, RankPoint as RankPoint
@@ -68,21 +68,23 @@ if TYPE_CHECKING:
     from cloudjob.tracking.stacks import JobStacks as JobStacks, StackGroup as StackGroup
     from cloudjob.tracking.sweep import OnStatus, Ranked as Ranked, Sweep as Sweep
 
-# Values that a submit does not need, with their modules, which are imported on first use.
+# Values that not every submit needs, with their modules, which are imported on first use.
 _MODULES = {
-    "JobProfile": "cloudjob.tracking.profile",
-    "JobStacks": "cloudjob.tracking.stacks",
-    "Journals": "cloudjob.tracking.journals",
-    "LogFilter": "cloudjob.tracking.log_filter",
-    "LogLine": "cloudjob.tracking.log",
-    "MetricPoint": "cloudjob.tracking.metrics",
-    "Output": "cloudjob.tracking.outputs",
-    "Outputs": "cloudjob.tracking.outputs",
-    "Preview": "cloudjob.submission.preview",
-    "RankPoint": "cloudjob.tracking.journals",
-    "Ranked": "cloudjob.tracking.sweep",
-    "StackGroup": "cloudjob.tracking.stacks",
-    "Sweep": "cloudjob.tracking.sweep",
+    name: f"cloudjob.{module}"
+    for module, names in {
+        "model.status": "Absence Attempt Cause Failure Hang JobFailed JobState JobStatus Phase"
+        " SlowRanks",
+        "submission.preview": "Preview",
+        "tracking.journals": "Journals RankPoint",
+        "tracking.log": "LogLine",
+        "tracking.log_filter": "LogFilter",
+        "tracking.metrics": "MetricPoint",
+        "tracking.outputs": "Output Outputs",
+        "tracking.profile": "JobProfile",
+        "tracking.stacks": "JobStacks StackGroup",
+        "tracking.sweep": "Ranked Sweep",
+    }.items()
+    for name in names.split()
 }
 
 # A library does not print; a program that wants the notices configures logging.

@@ -311,6 +311,26 @@ def test_help_is_quick(args: list[str]):
     assert modules & HEAVY == set()
 
 
+def test_a_detached_submit_imports_nothing_that_follows_jobs(tmp_path: Path):
+    """Imports are most of its CPU time."""
+    (tmp_path / "train.py").write_text("")
+    home = str(tmp_path / "home")
+    code = (
+        "import sys\n"
+        "from cloudjob.cli import main\n"
+        "code = main(['submit', '--detach', '--launcher', 'python', *sys.argv[1:]])\n"
+        "print(*sys.modules)\n"
+        "sys.exit(code)\n"
+    )
+    done = run(sys.executable, "-c", code, "--source", tmp_path, "train.py", CLOUDJOB_HOME=home)
+
+    assert done.returncode == 0, done.stderr
+    handle, modules = done.stdout.splitlines()
+    assert run(sys.executable, "-m", "cloudjob", "wait", handle, CLOUDJOB_HOME=home).returncode == 0
+    following = ("tracking.log", "tracking.status_reader", "model.status", "backends.native")
+    assert {f"cloudjob.{name}" for name in following} & set(modules.split()) == set()
+
+
 def test_only_the_emulator_needs_pydantic():
     backends = sorted((ROOT / "cloudjob" / "backends").glob("*/backend.py"))
     modules = [f"cloudjob.backends.{path.parent.name}.backend" for path in backends]

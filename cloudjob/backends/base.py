@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import UsageError
 from cloudjob.model.submission import Submission
 
 if TYPE_CHECKING:
+    from cloudjob.backends.native import NativeStatus
     from cloudjob.model.job import JobSpec
 
 Request = TypeVar("Request")

@@ -70,11 +70,6 @@ def choose(requested: str, key: str) -> Interpreter:
     return Interpreter(sys.executable, "the one that runs cloudjob", stale)
 
 
-def python_of(requested: str, key: str) -> str:
-    """Return the path of the interpreter of the script; see ``choose``."""
-    return choose(requested, key).path
-
-
 def installed_in(python: str) -> tuple[str, ...]:
     """Return the folders of this machine that ``pip install`` would change."""
     folder = Path(python).parent.parent

@@ -32,14 +32,13 @@ def show(
         sweep: Rows about the sweep whose first job this is.
     """
     import cloudjob
-    from cloudjob.submission import messages
 
     # The page shows the head and one worker.
     planned = 0 if options.show_request else None if options.json else 2
     made = cloudjob.preview(spec, planned_nodes=planned)
     if options.show_request or options.json:
-        for note in (*messages.launcher(made.choice), *messages.ranks(made.ranks)):
-            print_message(note.message)
+        for note in made.notes:
+            print_message(note)
         for name, text in sweep:
             print_message(f"{name}: {text}")
     if options.show_request:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 
 import cloudjob
-from cloudjob.cli.follow import follow_to_end
 from cloudjob.cli.interrupts import CANCEL, DETACH, Interrupts, interrupts_of
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import given_flags, job_argument, json_flag, spec_flags
-from cloudjob.cli.status import status_json
 from cloudjob.errors import UsageError
 
 
@@ -29,12 +27,12 @@ def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -
         return
     from itertools import takewhile
 
-    from cloudjob.submission import script_options
+    from cloudjob.submission import script_check
 
     own = takewhile(lambda argument: argument != "--", options.rest)
     names = dict.fromkeys(argument.partition("=")[0] for argument in own)
     late = [name for name in names if name in options.flags]
-    unknown = [name for name in late if not script_options.is_mentioned(spec, name)]
+    unknown = [name for name in late if not script_check.is_mentioned(spec, name)]
     if unknown:
         listed = ", ".join(unknown)
         print_message(f"warning: {spec.script} gets {listed}, which it does not mention")
@@ -63,8 +61,6 @@ def _cp(options: argparse.Namespace) -> int:
 
 def _run_job(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
     """Send a job, and follow it unless ``--detach`` is given."""
-    from cloudjob.model.status import exit_code
-
     if spec.sweep:
         from cloudjob.cli import sweeps
 
@@ -82,17 +78,26 @@ def _run_job(spec: cloudjob.JobSpec, options: argparse.Namespace) -> int:
         interrupts.release()
         if not interrupts.was_interrupted:
             if options.json:
-                print_json(status_json(job.status()))
+                _print_status(job.status())
             else:
                 print(job.handle)
             return 0
         interrupts.hold()
+    from cloudjob.cli.follow import follow_to_end
+    from cloudjob.model.status import exit_code
+
     print_message(f"job {job.id} started ({job.handle})")
     interrupts.set_job(job)
     status = follow_to_end(job, is_json=options.json)
     if options.json:
-        print_json(status_json(status))
+        _print_status(status)
     return exit_code(status)
+
+
+def _print_status(status: cloudjob.JobStatus) -> None:
+    from cloudjob.model.status import to_json
+
+    print_json(to_json(status))
 
 
 def _submit_with_progress(

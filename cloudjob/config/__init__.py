@@ -27,7 +27,7 @@ from cloudjob.model.rules import MAX_ARG_BYTES, name_on_nodes
 from cloudjob.model.text import MASK, one_line
 from cloudjob.model.validation import validate
 from jobentry.contract.launchers import LAUNCHERS
-from jobentry.contract.masks import is_secret_name
+from jobentry.contract.secret_values import is_secret_name
 
 __all__ = ["Copied", "Loaded", "json_schema", "load", "read_env_file", "show"]
 

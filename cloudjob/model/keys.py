@@ -177,6 +177,7 @@ class Section(Kind):
 
     def __init__(self, model: type[Values]) -> None:
         self.model = model
+        self._has_trees = any(item.kind.is_tree for item in model.KEYS.values())
 
     def read(self, value: Any) -> Values:
         """Return the values of the section; see ``Values.read``."""
@@ -192,8 +193,7 @@ class Section(Kind):
 
     def fresh(self, default: Any) -> Any:
         """Return the section with its defaults."""
-        has_trees = any(item.kind.is_tree for item in self.model.KEYS.values())
-        return self.model() if has_trees else default
+        return self.model() if self._has_trees else default
 
 
 def section(model: type[Values], description: str = "") -> Any:

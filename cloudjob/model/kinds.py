@@ -17,6 +17,7 @@ from typing import Any
 from cloudjob.model import grid
 from cloudjob.model.rules import (
     AUTO_RANKS,
+    EVENT_WORDS,
     MAX_ARG_BYTES,
     NAME_RULE,
     RESERVED_PREFIXES,
@@ -484,11 +485,8 @@ def check_pattern(text: str) -> str:
     return text
 
 
-_EVENTS = ("end", "failure", "hang")
-
-
 def _check_events(events: tuple[str, ...]) -> None:
-    _check_words(events, _EVENTS, "an event")
+    _check_words(events, EVENT_WORDS, "an event")
 
 
 def _check_retry_kinds(kinds: tuple[str, ...]) -> None:

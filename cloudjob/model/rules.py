@@ -77,6 +77,8 @@ BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
 AUTO_RANKS = 0
 # How the buckets of a store are addressed.
 ADDRESSINGS = ("auto", "path", "virtual")
+# What notifications report of a job: every end, only an end in failure, that it hangs.
+EVENT_WORDS = END, FAILURE, HANG = "end", "failure", "hang"
 # The fields whose entries become variables of every rank.
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
 

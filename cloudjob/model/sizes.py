@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.rules import MAX_ARG_BYTES, VARIABLE_FIELDS
 from cloudjob.model.submission import Submission
-from jobentry.contract import env, names
+from jobentry.contract import names
 from jobentry.contract.launchers import LAUNCHERS
 
 TYPE_CHECKING = False
@@ -42,7 +42,13 @@ def check(submission: Submission) -> None:
     Raises:
         SpecError: With the key of the largest.
     """
-    found = [*_long_lists(submission), *_long_command(submission), *_too_much(submission)]
+    node = submissions.node_env(submission, 0, submissions.host_names(submission))
+    variables = submissions.variables(submission, node, home="/home/ma-user", address="0.0.0.0")
+    found = [
+        *_long_lists(variables),
+        *_long_command(submission.spec),
+        *_too_much(submission.spec, variables),
+    ]
     if found:
         raise SpecError(found, hint=HINT)
 
@@ -73,28 +79,23 @@ def _longest(sizes: Iterable[tuple[str, int]]) -> str:
     return f"{size} in {key}"
 
 
-def _long_lists(submission: Submission) -> Iterator[str]:
+def _long_lists(variables: Mapping[str, str]) -> Iterator[str]:
     """Yield the keys whose list is too long for one variable of the entry."""
-    variables = env.write(submissions.node_env(submission, 0, ("localhost",)))
     for name, key in _KEYS.items():
         size = _size(f"{name}={variables.get(name, '')}")
         if size > MAX_ARG_BYTES:
             yield f"{key}: too many (given {size} bytes; allowed {MAX_ARG_BYTES}, Linux's limit)"
 
 
-def _long_command(submission: Submission) -> Iterator[str]:
+def _long_command(spec: JobSpec) -> Iterator[str]:
     """Yield the arguments if they exceed the one argument that starts a rank on another node."""
-    spec = submission.spec
     allowed = MAX_ARG_BYTES - _COMMAND_BYTES
     size = _size(shlex.join((spec.script, *spec.args)))
     if LAUNCHERS[spec.launcher].is_elastic and size > allowed:
         yield f"args: too long for {spec.launcher} (given {size} bytes; allowed {allowed})"
 
 
-def _too_much(submission: Submission) -> Iterator[str]:
-    spec = submission.spec
-    node = submissions.node_env(submission, 0, submissions.host_names(submission))
-    variables = submissions.variables(submission, node, home="/home/ma-user", address="0.0.0.0")
+def _too_much(spec: JobSpec, variables: Mapping[str, str]) -> Iterator[str]:
     total = sum(_size(f"{name}={value}") + _EACH for name, value in variables.items())
     total += sum(_size(name) + _OPTION for name in spec.env)
     total += sum(_size(argument) + _EACH for argument in (spec.script, *spec.args))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,14 @@ from jobentry.contract.launchers import LAUNCHERS
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
+
+
+# The keys of a job that ``show`` shows as they are.
+_SHOWN = (
+    *("name", "backend", "launcher", "nodes", "procs_per_node", "script", "image", "flavor"),
+    *("output_sync_s", "restore_outputs", "timeout_min", "start_timeout_min", "grace_s"),
+    *("min_nodes", "retries"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class Submission:
         return (*self.spec.secrets, *self.access)
 
 
-def prepare(
+def submission_of(
     spec: JobSpec, job: str, *, code: Code, record_uri: str, outputs_uri: str
 ) -> Submission:
     """Return ``spec`` ready to send; an output without a URI gets one below ``outputs_uri``."""
@@ -151,18 +159,16 @@ def host_names(submission: Submission) -> tuple[str, ...]:
     return tuple(f"{job}-worker-{node}.{job}" for node in range(submission.spec.nodes))
 
 
-def show(submission: Submission) -> dict[str, Any]:
-    """Return ``submission`` as plain JSON values, with secrets as ``***``."""
+def show(submission: Submission, texts: Sequence[str]) -> dict[str, Any]:
+    """Return ``submission`` as plain JSON values, with secrets as ``***``.
+
+    Args:
+        texts: Those of ``masked_texts``.
+    """
     spec = submission.spec
-    texts = masked_texts(submission)
     return {
         "job": submission.job,
-        "name": spec.name,
-        "backend": spec.backend,
-        "launcher": spec.launcher,
-        "nodes": spec.nodes,
-        "procs_per_node": spec.procs_per_node,
-        "script": spec.script,
+        **{key: getattr(spec, key) for key in _SHOWN},
         "args": hide(spec.args, texts),
         "env": secrets_masked(hide(spec.env, texts)),
         "secrets": dict.fromkeys(spec.secrets, MASK),
@@ -170,15 +176,6 @@ def show(submission: Submission) -> dict[str, Any]:
         "inputs": dict(spec.inputs),
         "input_nodes": dict(spec.input_nodes),
         "outputs": dict(submission.outputs),
-        "output_sync_s": spec.output_sync_s,
-        "restore_outputs": spec.restore_outputs,
-        "image": spec.image,
-        "flavor": spec.flavor,
-        "timeout_min": spec.timeout_min,
-        "start_timeout_min": spec.start_timeout_min,
-        "min_nodes": spec.min_nodes,
-        "retries": spec.retries,
-        "grace_s": spec.grace_s,
         "code": {"uri": submission.code.uri, "digest": submission.code.digest},
     }
 

@@ -40,7 +40,7 @@ def masked(values: Mapping[str, str], names: Container[str]) -> dict[str, str]:
 
 def secrets_masked(values: Mapping[str, str]) -> dict[str, str]:
     """Return variables with ``***`` for values of those with a name such as ``WANDB_API_KEY``."""
-    from jobentry.contract.masks import is_secret_name
+    from jobentry.contract.secret_values import is_secret_name
 
     return masked(
         values, {name for name, value in values.items() if value and is_secret_name(name)}
@@ -55,7 +55,7 @@ def secret_values(secrets: Mapping[str, str], env: Mapping[str, str]) -> list[st
 
 def secret_texts(values: Iterable[str]) -> list[str]:
     """Return the texts that ``hide`` masks for secrets: each line of a value, also encoded."""
-    from jobentry.contract.masks import secret_forms
+    from jobentry.contract.secret_values import secret_forms
 
     return [os.fsdecode(form) for form in secret_forms(map(os.fsencode, values))]
 

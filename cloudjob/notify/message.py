@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 from cloudjob.errors import UsageError
 from cloudjob.model import grid, summary
+from cloudjob.model.rules import END, FAILURE, HANG
 from cloudjob.model.status import Hang, JobState, JobStatus
 from cloudjob.model.text import hide
 
 if TYPE_CHECKING:
     from cloudjob.model.sections import Notify
 
-END, FAILURE, HANG = "end", "failure", "hang"
 # Services limit a message to a few thousand characters.
 _MAX_LINES, _MAX_CHARACTERS, _MAX_JOBS = 10, 300, 20
 # The states of jobs in the order in which a sweep's notification shows them.

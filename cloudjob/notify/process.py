@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from cloudjob.errors import CloudJobError, JobNotFound
+from cloudjob.model.rules import HANG
 from cloudjob.model.status import JobStatus
 from cloudjob.notify import message, start
-from cloudjob.notify.message import HANG, Notice, Targets
+from cloudjob.notify.message import Notice, Targets
 from cloudjob.notify.send import NotSent, send
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.journals import Journals

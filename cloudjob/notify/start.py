@@ -24,14 +24,14 @@ from cloudjob import installation
 from cloudjob.errors import UsageError
 from cloudjob.home import hosts, locks, private_folder, writing
 from cloudjob.model import grid
+from cloudjob.model.rules import END, FAILURE, HANG
 from cloudjob.model.text import secret_values
-from cloudjob.notify import message
-from cloudjob.notify.message import END, FAILURE, HANG, Notice, Targets
 from cloudjob.retries import Limits
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
     from cloudjob.model.sections import Notify
+    from cloudjob.notify.message import Notice, Targets
 
 _FOLDER = "notify"
 # The first words of the lines of a file: what is being sent, and why something was not sent.
@@ -89,6 +89,8 @@ def _targets(spec: JobSpec, events: tuple[str, ...]) -> Targets | None:
     notify = spec.notify
     if not (notify.webhook or notify.command) or not events:
         return None
+    from cloudjob.notify import message
+
     _check_webhook_file(spec)
     targets = message.targets_of(notify, secret_values(spec.secrets, spec.env), os.environ)
     return targets._replace(events=events)
@@ -219,7 +221,7 @@ def settle(home: Path, notice: Notice, described: Mapping[str, Any]) -> str:
 def _send_due(path: Path, notice: Notice, described: Mapping[str, Any]) -> str:
     # Importing an HTTP client would slow down every command that works with jobs.
     from cloudjob.model.sections import Notify
-    from cloudjob.notify import send
+    from cloudjob.notify import message, send
 
     name = notice.values["job"]
     last = (path.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]

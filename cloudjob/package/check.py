@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import heapq
 import os
 import posixpath
@@ -91,6 +90,8 @@ def _keep_hint(left_out: str) -> str:
 
 
 def _nearest(tree: Tree, name: str) -> str:
+    import difflib
+
     names = [entry.name for entry in tree.entries if entry.kind != FOLDER]
     base = posixpath.basename(name)
     by_base = {posixpath.basename(other): other for other in reversed(names)}

@@ -55,50 +55,29 @@ class Rule(NamedTuple):
 
 _ASSIGNED = rb"""["']?\s*(?:=>|:=|[:=])\s*["']?"""
 # Code that handles keys also contains the header; a real key has its body on the next line.
-_OWN_RULES = (
-    Rule(
-        "private-key",
-        re.compile(
-            rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
-            rb"(?:\r?\n(?:[ \t]*[\w-]+: [^\n]*\n)*\s*[A-Za-z0-9+/=]{4,}\s*$"
-            rb"|(?:\\[rn]|[\s\"'])*[A-Za-z0-9+/]{40})",
-            re.MULTILINE,
-        ),
-    ),
-    Rule(
-        "kubernetes-client-key",
-        re.compile(rb"^[ \t]*client-key-data:[ \t]*[\"']?[A-Za-z0-9+/=]{20}", re.MULTILINE),
-    ),
-    Rule("kubernetes-token", re.compile(rb"^[ \t]*token:[ \t]*[\"']?eyJ[\w-]{20}", re.MULTILINE)),
-    Rule(
-        "secret-access-key",
-        re.compile(
-            rb"(?i)(?:secret[_-]?(?:access[_-]?)?key|(?<![a-z0-9])sk)"
-            + _ASSIGNED
-            + rb"(?=[^\n]{0,39}[0-9])(?=[^\n]{0,39}[a-z])[a-z0-9+/]{40}(?![a-z0-9+/=])"
-        ),
-    ),
-    Rule(
-        "access-key",
-        re.compile(
-            rb"(?:[Aa][Cc][Cc][Ee][Ss][Ss][_-]?[Kk][Ee][Yy](?:[_-]?[Ii][Dd])?"
-            rb"|(?<![A-Za-z0-9])[Aa][Kk])"
-            + _ASSIGNED
-            + rb"(?=[A-Z]{0,19}[0-9])(?=[0-9]{0,19}[A-Z])[A-Z0-9]{20}(?![A-Za-z0-9+/=_(.])"
-        ),
-    ),
-    Rule("azure-storage-key", re.compile(rb"AccountKey=[A-Za-z0-9+/]{86}==")),
-    Rule("github-token", re.compile(rb"\bgithub_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59}\b")),
-    Rule("gitlab-token", re.compile(rb"\bgl(?:pat|dt|rt|ptt|cbt)-[A-Za-z0-9_-]{20,}")),
-    Rule("hugging-face-token", re.compile(rb"\bhf_[A-Za-z]{34}\b")),
-    Rule(
-        "openai-key", re.compile(rb"\bsk-(?:proj-|svcacct-)?[A-Za-z0-9_-]{20,}T3BlbkFJ[\w-]{20,}")
-    ),
-    Rule("anthropic-key", re.compile(rb"\bsk-ant-(?:api|admin)\d\d-[A-Za-z0-9_-]{80,}")),
-    Rule("google-api-key", re.compile(rb"\bAIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])")),
-    Rule("pypi-token", re.compile(rb"\bpypi-AgE[A-Za-z0-9_-]{60,}")),
-    Rule("wandb-key", re.compile(rb"(?i:wandb_api_key)" + _ASSIGNED + rb"[0-9a-f]{40}\b")),
-)
+_OWN_PATTERNS = {
+    "private-key": rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+    rb"(?:\r?\n(?:[ \t]*[\w-]+: [^\n]*\n)*\s*[A-Za-z0-9+/=]{4,}\s*$"
+    rb"|(?:\\[rn]|[\s\"'])*[A-Za-z0-9+/]{40})",
+    "kubernetes-client-key": rb"^[ \t]*client-key-data:[ \t]*[\"']?[A-Za-z0-9+/=]{20}",
+    "kubernetes-token": rb"^[ \t]*token:[ \t]*[\"']?eyJ[\w-]{20}",
+    "secret-access-key": rb"(?i)(?:secret[_-]?(?:access[_-]?)?key|(?<![a-z0-9])sk)"
+    + _ASSIGNED
+    + rb"(?=[^\n]{0,39}[0-9])(?=[^\n]{0,39}[a-z])[a-z0-9+/]{40}(?![a-z0-9+/=])",
+    "access-key": rb"(?:[Aa][Cc][Cc][Ee][Ss][Ss][_-]?[Kk][Ee][Yy](?:[_-]?[Ii][Dd])?"
+    rb"|(?<![A-Za-z0-9])[Aa][Kk])"
+    + _ASSIGNED
+    + rb"(?=[A-Z]{0,19}[0-9])(?=[0-9]{0,19}[A-Z])[A-Z0-9]{20}(?![A-Za-z0-9+/=_(.])",
+    "azure-storage-key": rb"AccountKey=[A-Za-z0-9+/]{86}==",
+    "github-token": rb"\bgithub_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59}\b",
+    "gitlab-token": rb"\bgl(?:pat|dt|rt|ptt|cbt)-[A-Za-z0-9_-]{20,}",
+    "hugging-face-token": rb"\bhf_[A-Za-z]{34}\b",
+    "openai-key": rb"\bsk-(?:proj-|svcacct-)?[A-Za-z0-9_-]{20,}T3BlbkFJ[\w-]{20,}",
+    "anthropic-key": rb"\bsk-ant-(?:api|admin)\d\d-[A-Za-z0-9_-]{80,}",
+    "google-api-key": rb"\bAIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])",
+    "pypi-token": rb"\bpypi-AgE[A-Za-z0-9_-]{60,}",
+    "wandb-key": rb"(?i:wandb_api_key)" + _ASSIGNED + rb"[0-9a-f]{40}\b",
+}
 
 # ---- the rules of detect-secrets -----------------------------------------------------------------
 
@@ -126,7 +105,7 @@ def rules() -> tuple[Rule, ...]:
 
     from detect_secrets.plugins.base import RegexBasedDetector
 
-    found = list(_OWN_RULES)
+    found = [Rule(name, re.compile(text, re.MULTILINE)) for name, text in _OWN_PATTERNS.items()]
     for module, name in _LIBRARY_RULES.items():
         plugins = importlib.import_module(f"detect_secrets.plugins.{module}")
         for kind in vars(plugins).values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import urllib.parse
@@ -80,6 +79,8 @@ def open_store(
             f"opening the store {uri!r}: not a URI", hint="for a folder write file:///its/path"
         )
     if scheme not in STORE_SCHEMES:
+        import difflib
+
         near = difflib.get_close_matches(scheme, STORE_SCHEMES, 1)
         raise StoreError(
             f"opening the store {uri!r}: no store for the scheme {scheme!r}",

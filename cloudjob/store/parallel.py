@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent import futures
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from itertools import islice
@@ -93,14 +94,14 @@ def in_parallel(
     Args:
         abort: Called on Ctrl-C to end the running calls at once.
     """
-    with ThreadPoolExecutor(at_once) as pool:
-        futures = [pool.submit(function, item) for item in items]
+    with futures.ThreadPoolExecutor(at_once) as pool:
+        calls = [pool.submit(function, item) for item in items]
         try:
-            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            for future in wait(calls, return_when=FIRST_EXCEPTION).done:
                 future.result()
-            return [future.result() for future in futures]
+            return [future.result() for future in calls]
         except BaseException as error:
-            for future in futures:
+            for future in calls:
                 future.cancel()
             if not isinstance(error, Exception):
                 abort()
@@ -134,7 +135,7 @@ def consume_in_parallel(
             function(item)
 
     pending = deque[Future[None]]()
-    with ThreadPoolExecutor(at_once) as pool:
+    with futures.ThreadPoolExecutor(at_once) as pool:
         while batch := list(islice(items, _BATCH)):
             if len(pending) == at_once:
                 pending.popleft().result()

@@ -10,10 +10,9 @@ from cloudjob.errors import NotReady
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.rules import BACKENDS, Telling
-from cloudjob.model.summary import span
 from cloudjob.model.text import one_line, secret_texts, secrets_masked
 from cloudjob.model.times import local, rfc3339
-from cloudjob.submission import nested_launchers, script_options, script_python
+from cloudjob.submission import launcher_choice, script_check
 from cloudjob.submission.script_check import Script
 from jobentry.contract import retry_kinds
 
@@ -43,19 +42,19 @@ def script_checks(spec: JobSpec, script: Script) -> Iterator[Check]:
     problem = script.problem
     if problem:
         yield Check("script", False, problem.what, problem.hint, is_needed=False)
-    ignored = nested_launchers.ignored_exit_code(spec, script.nested)
+    ignored = launcher_choice.ignored_exit_code(spec, script.nested)
     if ignored:
         hint = "with --strict, the job fails with that exit code"
         yield Check("script", False, f"{ignored}; {hint}", is_needed=False)
-    repeated = nested_launchers.what_is_repeated(spec, script.nested)
+    repeated = launcher_choice.what_is_repeated(spec, script.nested)
     if repeated and spec.script.endswith(".py"):
         repeated = f"{repeated}, and cloudjob runs it once for each rank"
         hint = "with --launcher python, the script runs once on each node"
         yield Check("script", False, f"{repeated}; {hint}", is_needed=False)
-    if preset_hint := script_options.preset_hint(spec, script.files):
+    if preset_hint := script_check.preset_hint(spec, script.files):
         what = f"nothing passes the options --rank and --world_size of {one_line(spec.script)}"
         yield Check("script", False, what, preset_hint, is_needed=False)
-    yield from script_python.checks(spec, script.files)
+    yield from script_check.python_checks(spec, script.files)
     yield from retry_checks(spec)
     yield from secret_checks(spec)
 
@@ -112,6 +111,8 @@ def key_checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterat
     left_s = end_at - (time.time() if now is None else now)
     if not end_at:
         return
+    from cloudjob.model.summary import span
+
     when = local(rfc3339(end_at))
     if left_s <= 0:
         yield Check("keys", False, f"the store's keys expired at {when}", hint="log in again")

@@ -20,7 +20,7 @@ from cloudjob.model.status import Failure, JobStatus
 from cloudjob.package import LeftOut, scan
 from cloudjob.package.messages import CLOUDJOBIGNORE, shown
 from cloudjob.package.scan import covers
-from jobentry.contract import masks
+from jobentry.contract.secret_values import is_secret_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _of_variables(
     is_passed = any(name in (spec.get(key) or {}) for key in _VARIABLES)
     if is_passed or not spec.get("source"):
         return
-    is_secret = masks.is_secret_name(name)
+    is_secret = is_secret_name(name)
     option = f"--secret {name}" if is_secret else f'-e {name}="${name}"'
     if name in environ:
         yield f"{name} is set in this shell, and a job gets only what it is given: add {option}"

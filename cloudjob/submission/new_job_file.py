@@ -60,7 +60,7 @@ def _parts(script: str, folder: Path, environ: Mapping[str, str]) -> Iterator[li
     spec = JobSpec(script=script, source=str(folder))
     read = script_check.read(spec)
     modules = {name.partition(".")[0] for name in read.files[folder / script].imports}
-    choice = launcher_choice.choose(spec, read)
+    choice = launcher_choice.choose(spec, read.files, read.nested)
     yield [
         "# The job of this folder: `cloudjob submit` runs it, and with --dry-run shows the plan.",
         "# Options take precedence. `cloudjob docs job-file` describes every key.",

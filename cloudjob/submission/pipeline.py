@@ -1,36 +1,34 @@
-"""Submits a job, step by step: spec -> package -> store -> submission -> request -> job."""
+"""Submits a job, step by step: spec -> decision -> prepared -> store -> job."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from cloudjob.backends.base import Check
-from cloudjob.errors import RecordsError, StoreError
+from cloudjob.errors import CloudJobError, RecordsError, StoreError, Unanswered
 from cloudjob.home import make_home, records_path, scratch_folders, submits_folder
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
 from cloudjob.model import submission as submissions
 from cloudjob.model.job import masked
-from cloudjob.model.progress import OnProgress, log_warnings, meter
-from cloudjob.model.submission import Submission
-from cloudjob.model.text import hide
+from cloudjob.model.progress import OnProgress, Progress, log_warnings, meter
+from cloudjob.model.text import counted, hide, size_text
 from cloudjob.model.times import rfc3339
 from cloudjob.notify.start import start_after
 from cloudjob.package import CodePackage, SourceCache, cache, claims
 from cloudjob.package.claims import Claim, LayerMissing, StoredLayers
 from cloudjob.package.revision import of_source
 from cloudjob.store.base import Expiring, ObjectStore
-from cloudjob.store.parallel import in_parallel
-from cloudjob.submission import checks, messages, preparation, script_check
-from cloudjob.submission.preparation import PreparedJob, prepare_job
-from cloudjob.submission.undo import undo_on_failure
+from cloudjob.store.parallel import call_with_timeout, in_parallel
+from cloudjob.submission import checks, preparation, script_check
+from cloudjob.submission.preparation import Decision, Member, Prepared, Target
+from cloudjob.submission.script_check import Script
 from cloudjob.tracking import Job, descriptions, leftovers
-from jobentry.contract.paths import JobPaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,19 +36,8 @@ if TYPE_CHECKING:
 
 # The number of parallel uploads.
 _AT_ONCE = 8
-
-
-class Member(NamedTuple):
-    """A job of a sweep, with everything that is chosen before it is submitted.
-
-    Args:
-        values: The values of the sweep for this job.
-    """
-
-    job: str
-    sweep: str
-    values: Mapping[str, str]
-    prepared: PreparedJob
+# The time limit in which a failed or cancelled submit deletes the objects it has stored.
+_UNDO_S = 3.0
 
 
 def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings) -> Job:
@@ -66,157 +53,216 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
     """
     script = script_check.check(spec)
     job = preparation.new_id(spec.name)
-    with _place(spec, home, job) as place:
-        prepared = prepare_job(spec, script, home, place.scratch, on_progress)
-        return _send(job, prepared, None, place, on_progress)
+    with _scratch(spec, home, job) as scratch:
+        target, decision = decide(spec, script, home, scratch, on_progress)
+        return _send(preparation.prepare(job, decision, target, scratch), on_progress)
 
 
-def submit_member(member: Member, home: Path, *, on_progress: OnProgress) -> Job:
+def submit_member(
+    job: str, decision: Decision, member: Member, home: Path, on_progress: OnProgress
+) -> Job:
     """Send a job of a sweep to its backend; otherwise as ``submit``."""
-    with _place(member.prepared.spec, home, member.job) as place:
-        return _send(member.job, member.prepared, member, place, on_progress)
+    # The store is opened for each job, because keys may have changed since the previous one.
+    target = Target.open(decision.spec, home)
+    with _scratch(decision.spec, home, job) as scratch:
+        return _send(preparation.prepare(job, decision, target, scratch, member), on_progress)
 
 
-class Place(NamedTuple):
-    """The places that a submit writes to: the state folder, its scratch folder and the records."""
-
-    home: Path
-    scratch: Path
-    db: Records
+def decide(
+    spec: JobSpec, script: Script, home: Path, scratch: Path, on_progress: OnProgress
+) -> tuple[Target, Decision]:
+    """Check a script, decide what the job leaves open, and report both."""
+    checks.require(checks.script_checks(spec, script), on_progress)
+    target = Target.open(spec, home)
+    decision = preparation.decide(spec, script, target, scratch, may_query=True)
+    preparation.report(decision, on_progress)
+    return target, decision
 
 
 @contextmanager
-def _place(spec: JobSpec, home: Path, job: str) -> Iterator[Place]:
-    """Yield the places of a submit; the job's notifier starts when it has succeeded."""
+def _scratch(spec: JobSpec, home: Path, job: str) -> Iterator[Path]:
+    """Yield a folder for the package; the job's notifier starts when the submit has succeeded."""
     make_home(home)
     leftovers.remove(home)
     with (
         start_after(spec, home, job),
         scratch_folders.new(submits_folder(home), job) as scratch,
-        Records(records_path(home)) as db,
     ):
-        yield Place(home, scratch, db)
+        yield scratch
 
 
-def _send(
-    job: str, prepared: PreparedJob, member: Member | None, place: Place, on_progress: OnProgress
-) -> Job:
-    spec, planned, (backend, uri, store) = prepared
-    paths, db = JobPaths(job), place.db
-    # Built before anything is sent, to report what the platform cannot do.
-    submission = preparation.prepare_for(prepared, paths, planned, planned.layers)
-    request = backend.build(submission)
-    checks.require([*backend.checks(spec, uri), *_key_checks(prepared)], on_progress)
+def _send(prepared: Prepared, on_progress: OnProgress) -> Job:
+    backend, uri, store, home = prepared.target
+    job = prepared.paths.job
+    checks.require([*backend.checks(prepared.spec, uri), *_key_checks(prepared)], on_progress)
     sending = partial(meter, "sending", on_progress=on_progress)
-    with undo_on_failure(store, db, job) as undo, Claim(store, job, sending) as claim:
-        package, kept = _store_package(prepared, member, place, claim)
-        # The store may hold other layers than planned, and have got new keys while they were sent.
-        is_planned = (package.digest, kept.layers) == (planned.digest, planned.layers)
-        if not is_planned or (kept.sent_bytes and isinstance(store, Expiring)):
-            submission = preparation.prepare_for(prepared, paths, package, kept.layers)
-            request = backend.build(submission)
+    with (
+        Records(records_path(home)) as db,
+        undo_on_failure(store, db, job) as undo,
+        Claim(store, job, sending) as claim,
+    ):
+        prepared, kept = _store_package(prepared, claim)
         # The record has the handle before anything starts: if this process is killed from here on,
         # every command finds the job.
-        text = _text(submission, member)
-        record = _record(submission, package, uri, backend.handle(request), text)
+        text = _text(prepared)
+        record = _record(prepared, text)
         db.add(record)
-        store.put_bytes(descriptions.dump(record, place.home), descriptions.key(job))
+        store.put_bytes(descriptions.dump(record, home), descriptions.key(job))
         claim.check()
-        store.put_bytes(text, paths.submission)
-        store.put_bytes(claims.descriptor(package, kept.layers), paths.code)
-        _put_companions(store, paths, kept, backend.companions(request))
-        on_progress(messages.sent(package, kept))
+        store.put_bytes(text, prepared.paths.submission)
+        store.put_bytes(claims.descriptor(prepared.package, kept.layers), prepared.paths.code)
+        _put_companions(prepared)
+        on_progress(_sent(prepared.package, kept))
         undo.on_platform = lambda: backend.remove(record.handle)
-        record = record._replace(handle=backend.send(request), state="PENDING")
+        handle = backend.send(prepared.request)
         undo.is_over = True
-    # The job runs, and its present record and description are enough to find it.
-    with suppress(RecordsError):
-        db.update(job, handle=record.handle, state=record.state)
-    if record.handle != backend.handle(request):
+        # The job runs, and its present record and description are enough to find it.
+        with suppress(RecordsError):
+            db.update(job, handle=handle, state="PENDING")
+    started = record._replace(handle=handle, state="PENDING")
+    if handle != record.handle:
         with suppress(StoreError):
-            store.put_bytes(descriptions.dump(record, place.home), descriptions.key(job))
-    return Job(record, backend, place.home, store)
+            store.put_bytes(descriptions.dump(started, home), descriptions.key(job))
+    return Job(started, backend, home, store)
 
 
-def _key_checks(prepared: PreparedJob) -> Iterator[Check]:
-    spec, _, (backend, _, store) = prepared
+def _key_checks(prepared: Prepared) -> Iterator[Check]:
+    backend, store = prepared.target.backend, prepared.target.store
     if not backend.copies_files and isinstance(store, Expiring):
-        yield from checks.key_checks(spec, store.keys_end_at())
+        yield from checks.key_checks(prepared.spec, store.keys_end_at())
 
 
-def _store_package(
-    prepared: PreparedJob, member: Member | None, place: Place, claim: Claim
-) -> tuple[CodePackage, StoredLayers]:
-    """Store the new layers and remember them; store all if a layer is missing or damaged."""
-    spec, package, target = prepared
+def _store_package(prepared: Prepared, claim: Claim) -> tuple[Prepared, StoredLayers]:
+    """Store the new layers and remember them; store all if a layer is missing or damaged.
+
+    Returns:
+        The job with the layers that the store has, and with the keys that are valid now.
+    """
+    package, target = prepared.package, prepared.target
     try:
         kept = claim.keep(package)
     except LayerMissing:
-        package = preparation.pack_source(
-            spec, place.home, place.scratch, target.uri, SourceCache()
-        )
-        if member and package.digest != prepared.package.digest:
+        package = preparation.pack_source(prepared.spec, target, prepared.scratch, SourceCache())
+        if prepared.member and package.digest != prepared.package.digest:
             raise StoreError(
-                f"storing the package of {member.job}: it is no "
+                f"storing the package of {prepared.paths.job}: it is no "
                 "longer in the store, and the source has changed",
                 hint="restore the source, or start a new sweep",
             ) from None
         kept = claim.keep(package)
     if not package.is_cached:
-        path = cache.path_of(place.home, Path(spec.source), target.uri)
+        path = cache.path_of(target.home, Path(prepared.spec.source), target.uri)
         cache.save(path, cache.with_layers(package.source_cache, kept.layers))
-    return package, kept
+    # The store may hold other layers than planned, and have got new keys while they were sent.
+    is_planned = (package.digest, kept.layers) == (prepared.package.digest, prepared.layers)
+    if not is_planned or (kept.sent_bytes and isinstance(target.store, Expiring)):
+        prepared = prepared.with_package(package, kept.layers)
+    return prepared, kept
 
 
-def _put_companions(
-    store: ObjectStore, paths: JobPaths, kept: StoredLayers, companions: Mapping[str, bytes]
-) -> None:
+def _put_companions(prepared: Prepared) -> None:
     """Put the package and its companions into the folder that the platform copies to the nodes.
 
     Layers are copied within the store instead of sent again; objects are written in parallel,
     because each costs a round trip.
     """
+    store, paths = prepared.target.store, prepared.paths
+    companions = prepared.target.backend.companions(prepared.request)
     if not companions:
         return
     transfers: list[Callable[[], object]] = [
         partial(store.put_bytes, data, f"{paths.node}/{name}") for name, data in companions.items()
     ]
     copies = [(paths.code, paths.delivered_code)]
-    copies += [(layer.key, f"{paths.node}/{layer.key}") for layer in kept.layers]
+    copies += [(layer.key, f"{paths.node}/{layer.key}") for layer in prepared.layers]
     transfers += [partial(store.copy, key, target) for key, target in copies]
     in_parallel(lambda transfer: transfer(), transfers, at_once=_AT_ONCE, abort=store.abort)
 
 
-def _record(
-    submission: Submission, package: CodePackage, store: str, handle: str, text: bytes
-) -> JobRecord:
-    spec = submission.spec
+def _record(prepared: Prepared, text: bytes) -> JobRecord:
+    spec, package = prepared.spec, prepared.package
     return JobRecord(
-        job=submission.job,
+        job=prepared.paths.job,
         name=spec.name,
         backend=spec.backend,
-        handle=handle,
+        handle=prepared.target.backend.handle(prepared.request),
         state=SUBMITTING,
         nodes=spec.nodes,
         procs_per_node=spec.procs_per_node,
         created_at=rfc3339(time.time()),
-        code_uri=submission.code.uri,
+        code_uri=prepared.submission.code.uri,
         code_digest=package.digest,
         code_size_bytes=package.size_bytes,
         code_files=package.files,
-        store=store,
+        store=prepared.target.uri,
         submitted_by=descriptions.submitter(),
         spec_json=text.decode("ascii"),
     )
 
 
-def _text(submission: Submission, member: Member | None) -> bytes:
-    masked_texts = submissions.masked_texts(submission)
+def _text(prepared: Prepared) -> bytes:
+    masked_texts = submissions.masked_texts(prepared.submission)
     # `cloudjob cp` makes a new job from the user's description, so it is stored, too.
-    shown = {**submissions.show(submission), "spec": masked(submission.spec, masked_texts)}
-    revision = of_source(Path(submission.spec.source))
-    if revision:
+    described = masked(prepared.spec, masked_texts)
+    shown = {**submissions.show(prepared.submission, masked_texts), "spec": described}
+    if revision := of_source(Path(prepared.spec.source)):
         shown["git"] = revision._asdict()
-    if member:
-        shown["sweep"] = {"id": member.sweep, "values": hide(member.values, masked_texts)}
+    if prepared.member:
+        values = hide(prepared.member.values, masked_texts)
+        shown["sweep"] = {"id": prepared.member.sweep, "values": values}
     return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")
+
+
+def _sent(package: CodePackage, kept: StoredLayers) -> Progress:
+    """Report how much of the package was sent."""
+    total = size_text(sum(layer.size_bytes for layer in kept.layers))
+    layers = "1 layer new" if kept.sent_layers else "nothing new"
+    message = (
+        f"sent {size_text(kept.sent_bytes)} of {total}, {layers}: {counted(package.files, 'file')}"
+    )
+    return Progress("sent", message)
+
+
+# -- a submit that fails leaves either a job or nothing -------------------------------------------
+
+
+@dataclass(slots=True)
+class Undo:
+    """The steps to undo if a submit fails.
+
+    Args:
+        on_platform: Removes the job from its platform; set when sending begins.
+        is_over: Whether the job was sent, after which nothing is undone.
+    """
+
+    on_platform: Callable[[], None] | None = None
+    is_over: bool = False
+
+
+@contextmanager
+def undo_on_failure(store: ObjectStore, db: Records, job: str) -> Iterator[Undo]:
+    """Undo what the body did if it fails."""
+    undo = Undo()
+    try:
+        yield undo
+    except BaseException as error:
+        if undo.is_over or not _is_unsent(undo, error):
+            raise
+        with suppress(CloudJobError, TimeoutError):
+            call_with_timeout(_UNDO_S, lambda: descriptions.delete_objects(store, job))
+        with suppress(CloudJobError):
+            db.remove(job)
+        raise
+
+
+def _is_unsent(undo: Undo, error: BaseException) -> bool:
+    """Whether the platform does not have the job; if that is uncertain, try to remove the job."""
+    is_refused = isinstance(error, CloudJobError) and not isinstance(error, Unanswered)
+    if undo.on_platform is None or is_refused:
+        return True
+    try:
+        undo.on_platform()
+    except CloudJobError:
+        # The job may be running: its record stays, so that `cancel` and `rm` find it.
+        return False
+    return True

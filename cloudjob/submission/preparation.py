@@ -1,11 +1,12 @@
-"""Prepares a job before it is sent: package, launcher, ranks, signed URLs."""
+"""Decides and computes everything that a submit needs, once, before it sends anything."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
-from itertools import chain
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,22 +15,18 @@ from cloudjob.backends.base import Backend
 from cloudjob.home import store_uri
 from cloudjob.model import sizes, validation
 from cloudjob.model.job import JobSpec
-from cloudjob.model.progress import OnProgress
-from cloudjob.model.submission import Code, Submission, prepare
+from cloudjob.model.progress import OnProgress, Progress
+from cloudjob.model.submission import Code, Submission, submission_of
 from cloudjob.package import CodePackage, Options, SourceCache, cache, pack
+from cloudjob.package.messages import shown
+from cloudjob.package.tree import LINK, Rule
 from cloudjob.store import certificates, environment, job_store, open_store
 from cloudjob.store.base import ObjectStore, Signer
-from cloudjob.submission import (
-    checks,
-    launcher_choice,
-    messages,
-    nested_launchers,
-    ranks,
-)
+from cloudjob.submission import launcher_choice
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.submission.script_check import Script
-from jobentry.contract import names
-from jobentry.contract.launchers import AUTO
+from jobentry.contract import devices, names
+from jobentry.contract.launchers import AUTO, LAUNCHERS
 from jobentry.contract.packages import Layer, damage_key
 from jobentry.contract.paths import JobPaths
 
@@ -38,14 +35,17 @@ _SIGNED_JOURNALS = 16
 _MB = 1_000_000
 # No vowels and no letters that look alike, because people type ids and read them aloud.
 _ID_LETTERS = "23456789bcdfghjkmnpqrstvwxz"
+# The most files that are left out, each on its own line, and the most paths on one line.
+_LEFT_OUT_LINES, _PATHS_ON_LINE = 5, 3
 
 
 class Target(NamedTuple):
-    """The platform of a job, and its store with the store's URI."""
+    """The platform of a job, its store with the store's URI, and the state folder here."""
 
     backend: Backend[Any]
     uri: str
     store: ObjectStore
+    home: Path
 
     @classmethod
     def open(cls, spec: JobSpec, home: Path) -> Target:
@@ -53,7 +53,101 @@ class Target(NamedTuple):
         backend = open_backend(spec.backend, home, dict(spec.section(spec.backend)))
         default, keys = backend.store()
         uri = job_store(spec.store, default or store_uri(home), spec.sections)
-        return cls(backend, uri, open_store(uri, environment(keys)))
+        return cls(backend, uri, open_store(uri, environment(keys)), home)
+
+
+class Decision(NamedTuple):
+    """What is decided for a job, or for all jobs of a sweep, before anything is sent.
+
+    Args:
+        spec: The job with a launcher and, unless only the nodes know it, a number of ranks.
+        choice: The launcher that was chosen; None if the job names one.
+        ranks: The number of ranks of a node and the reason; empty if it is obvious.
+    """
+
+    spec: JobSpec
+    package: CodePackage
+    choice: Choice | None
+    ranks: str
+
+
+class Member(NamedTuple):
+    """The place of a job in its sweep.
+
+    Args:
+        values: The values of the sweep for this job.
+    """
+
+    sweep: str
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job with everything that its submit needs; nothing of it was sent.
+
+    Args:
+        paths: The keys of its objects in the store, made from its id.
+        layers: The layers of its package, from the oldest to the newest.
+        scratch: The folder for the package, which is removed at the end.
+        request: What the backend sends to the platform for the submission.
+        member: Its place in a sweep; None for a job on its own.
+    """
+
+    paths: JobPaths
+    package: CodePackage
+    layers: tuple[Layer, ...]
+    target: Target
+    scratch: Path
+    submission: Submission
+    request: Any
+    member: Member | None = None
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job with all values that were decided."""
+        return self.submission.spec
+
+    def with_package(self, package: CodePackage, layers: tuple[Layer, ...]) -> Prepared:
+        """Return the job with another package, or with fresh keys of its store."""
+        submission = _submission(self.spec, self.paths, package, layers, self.target.store)
+        request = self.target.backend.build(submission)
+        return replace(self, package=package, layers=layers, submission=submission, request=request)
+
+
+def prepare(
+    job: str, decision: Decision, target: Target, scratch: Path, member: Member | None = None
+) -> Prepared:
+    """Return a job with its submission and its request.
+
+    Raises:
+        SpecError: Its arguments and variables are too long for Linux.
+        CloudJobError: The platform cannot run it as it is described.
+    """
+    paths, package = JobPaths(job), decision.package
+    submission = _submission(decision.spec, paths, package, package.layers, target.store)
+    request = target.backend.build(submission)
+    return Prepared(paths, package, package.layers, target, scratch, submission, request, member)
+
+
+def decide(
+    spec: JobSpec, script: Script, target: Target, scratch: Path, *, may_query: bool
+) -> Decision:
+    """Pack the source, and choose the launcher and the number of ranks.
+
+    Args:
+        may_query: Whether the platform may be queried.
+    """
+    package = pack_source(spec, target, scratch)
+    choice = None
+    if spec.launcher == AUTO:
+        choice = launcher_choice.choose(spec, script.files, script.nested)
+        spec = spec.with_values(launcher=choice.launcher)
+        # Some values are valid only with some launchers, and the job had no launcher until now.
+        validation.check(spec)
+    launcher_choice.check_nested(spec, script.nested)
+    spec, ranks = choose_ranks(spec, target.backend, may_query=may_query)
+    return Decision(spec, package, choice, ranks)
 
 
 def new_id(name: str) -> str:
@@ -64,39 +158,12 @@ def new_id(name: str) -> str:
     return f"{letters.strip('-')[:30].strip('-') or 'job'}-{tail}"
 
 
-class PreparedJob(NamedTuple):
-    """A job with the values chosen for it, its package, and its target."""
-
-    spec: JobSpec
-    package: CodePackage
-    target: Target
-
-
-def prepare_job(
-    spec: JobSpec, script: Script, home: Path, scratch: Path, on_progress: OnProgress
-) -> PreparedJob:
-    """Pack the source, and choose the launcher and the number of ranks.
-
-    Args:
-        scratch: The folder for the package.
-    """
-    checks.require(checks.script_checks(spec, script), on_progress)
-    target = Target.open(spec, home)
-    package = pack_source(spec, home, scratch, target.uri)
-    spec, choice = with_launcher(spec, script)
-    spec, chosen = ranks.choose(spec, target.backend, may_query=True)
-    reports = (messages.launcher(choice), messages.ranks(chosen), messages.left_out(package))
-    for report in chain.from_iterable(reports):
-        on_progress(report)
-    return PreparedJob(spec, package, target)
-
-
 def pack_source(
-    spec: JobSpec, home: Path, scratch: Path, uri: str, source_cache: SourceCache | None = None
+    spec: JobSpec, target: Target, scratch: Path, source_cache: SourceCache | None = None
 ) -> CodePackage:
     """Pack the source of a job; by default with the cache of earlier submits."""
     if source_cache is None:
-        source_cache = cache.load(cache.path_of(home, Path(spec.source), uri))
+        source_cache = cache.load(cache.path_of(target.home, Path(spec.source), target.uri))
     return pack(
         Path(spec.source),
         scratch / "layer",
@@ -104,41 +171,55 @@ def pack_source(
         limit_bytes=int(spec.source_limit_mb * _MB),
         options=Options(
             # Copying to a folder is faster than compressing; sending over a network is slower.
-            is_compressed=not uri.startswith("file:"),
+            is_compressed=not target.uri.startswith("file:"),
             follow_links=spec.links == "follow",
-            home=home,
+            home=target.home,
         ),
         source_cache=source_cache,
     )
 
 
-def with_launcher(spec: JobSpec, script: Script) -> tuple[JobSpec, Choice | None]:
-    """Return the job with a launcher, and the reason for it if the job names none."""
-    choice = None
-    if spec.launcher == AUTO:
-        choice = launcher_choice.choose(spec, script)
-        spec = spec.with_values(launcher=choice.launcher)
-        # Some values are valid only with some launchers, and the job had no launcher until now.
-        validation.check(spec)
-    nested_launchers.check(spec, script.nested)
-    return spec, choice
+def choose_ranks(spec: JobSpec, backend: Backend[Any], *, may_query: bool) -> tuple[JobSpec, str]:
+    """Return the job with a number of ranks, and the choice as a message; empty if it is obvious.
+
+    If only the nodes know their devices, no number is chosen, and each node counts its devices.
+
+    Args:
+        may_query: Whether the platform may be queried.
+    """
+    if spec.procs_per_node:
+        return spec, ""
+    count, why = 1, ""
+    if spec.mindspore.devices:
+        count, why = len(devices.parse(spec.mindspore.devices[0]).devices), "mindspore.devices"
+    elif not LAUNCHERS[spec.launcher].is_one_a_node:
+        counted = backend.devices(spec, may_query=may_query)
+        if counted is None:
+            return spec, "procs_per_node auto: each node starts a rank for each of its GPUs or NPUs"
+        count, why = max(1, counted.per_node), counted.source
+    chosen = spec.with_values(procs_per_node=count)
+    validation.check(chosen)
+    return chosen, f"procs_per_node {count}: {why}" if count > 1 else ""
 
 
-def prepare_for(
-    prepared: PreparedJob,
+# -- the submission -------------------------------------------------------------------------------
+
+
+def _submission(
+    spec: JobSpec,
     paths: JobPaths,
     package: CodePackage,
-    code_layers: tuple[Layer, ...],
+    layers: tuple[Layer, ...],
+    store: ObjectStore,
 ) -> Submission:
     """Return a job ready to send to its platform, with the package in its store."""
-    spec, store = prepared.spec, prepared.target.store
-    submission = prepare(
+    submission = submission_of(
         spec,
         paths.job,
         code=Code(
             uri=store.uri(paths.code),
             digest=package.digest,
-            layers=tuple(store.uri(layer.key) for layer in code_layers),
+            layers=tuple(store.uri(layer.key) for layer in layers),
         ),
         record_uri=store.uri(paths.record),
         outputs_uri=store.uri(paths.outputs),
@@ -148,12 +229,12 @@ def prepare_for(
     uris = (submission.code.uri, *spec.inputs.values(), *spec.outputs.values())
     is_local = all(uri.startswith("file:") for uri in uris if uri)
     bundle = None if is_local else certificates.bundle(os.environ)
-    access = {**certificates.access(bundle), **_access(spec, paths, store, code_layers)}
+    access = {**certificates.access(bundle), **_access(spec, paths, store, layers)}
     return replace(submission, access=access)
 
 
 def _access(
-    spec: JobSpec, paths: JobPaths, store: ObjectStore, code_layers: tuple[Layer, ...]
+    spec: JobSpec, paths: JobPaths, store: ObjectStore, layers: tuple[Layer, ...]
 ) -> dict[str, str]:
     """Return keys of the store, or signed URLs of the objects that the job reads and writes."""
     hours = spec.section(spec.backend).get("presigned_h")
@@ -165,7 +246,64 @@ def _access(
     operations += [
         ("PUT", paths.journal(node)) for node in range(min(spec.nodes, _SIGNED_JOURNALS))
     ]
-    operations += [("GET", layer.key) for layer in code_layers]
-    operations += [("PUT", damage_key(layer.key)) for layer in code_layers]
+    operations += [("GET", layer.key) for layer in layers]
+    operations += [("PUT", damage_key(layer.key)) for layer in layers]
     signed = {store.uri(key): store.sign(method, key, limit_s) for method, key in operations}
     return {names.CLOUDJOB_SIGNED_URIS: json.dumps(signed)}
+
+
+# -- reports --------------------------------------------------------------------------------------
+
+
+def report(decision: Decision, on_progress: OnProgress) -> None:
+    """Report what was chosen, and what the package lacks."""
+    for note in choices(decision.choice, decision.ranks):
+        on_progress(Progress("note", note))
+    for progress in left_out(decision.package):
+        on_progress(progress)
+
+
+def choices(choice: Choice | None, ranks: str) -> Iterator[str]:
+    """Yield the launcher and the number of ranks that were chosen, each with the reason."""
+    if choice:
+        yield f"launcher {choice.launcher}: {choice.why}"
+    if ranks:
+        yield ranks
+
+
+def left_out(package: CodePackage) -> Iterator[Progress]:
+    """Report what a job may miss: each file that may hold a secret, and the others on one line."""
+    ignored = [shown(item.path) for item in package.left_out if item.rule is Rule.IGNORE_FILE]
+    if ignored:
+        text = f"left out of the package by ignore rules: {_first_of(ignored)}"
+        yield Progress("note", f"{text}; `cloudjob package ls` shows all")
+    lost = list(_lost_links(package))
+    if lost:
+        text = f"links whose target is left out of the package: {_first_of(lost)}"
+        yield Progress("warning", text)
+    hidden = [item for item in package.left_out if item.rule in (Rule.SECRET, Rule.STATE)]
+    for path, reason, _ in hidden[:_LEFT_OUT_LINES]:
+        yield Progress("note", f"left out of the package: {path}: {reason}")
+    if len(hidden) > _LEFT_OUT_LINES:
+        more = len(hidden) - _LEFT_OUT_LINES
+        yield Progress("note", f"… and {more} more; `--dry-run --json` lists all")
+
+
+def _first_of(paths: list[str]) -> str:
+    more = len(paths) - _PATHS_ON_LINE
+    return ", ".join(paths[:_PATHS_ON_LINE]) + (f" and {more} more" if more > 0 else "")
+
+
+def _lost_links(package: CodePackage) -> Iterator[str]:
+    """Yield the links in the package to files that are left out."""
+    missing = {item.path.rstrip("/") for item in package.left_out}
+    for link in (known.entry for known in package.source_cache.entries):
+        path = posixpath.join(posixpath.dirname(link.name), link.target)
+        if link.kind == LINK and not missing.isdisjoint(_with_parents(posixpath.normpath(path))):
+            yield f"{shown(link.name)} -> {shown(link.target)}"
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    while path not in ("", "/"):
+        yield path
+        path = posixpath.dirname(path)

@@ -17,11 +17,10 @@ from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.text import hide, why_failed
 from cloudjob.package import CodePackage
-from cloudjob.submission import preparation, ranks, script_check, script_python
+from cloudjob.submission import preparation, script_check
 from cloudjob.submission.launcher_choice import Choice
-from cloudjob.submission.preparation import PreparedJob, Target
+from cloudjob.submission.preparation import Target
 from jobentry.contract import messages
-from jobentry.contract.paths import JobPaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +49,11 @@ class Preview:
     text: str = ""
     python: tuple[str, ...] = ()
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen, and why: the launcher and the number of ranks."""
+        return tuple(preparation.choices(self.choice, self.ranks))
+
 
 def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> Preview:
     """Return what ``submit`` would do; nothing is sent.
@@ -60,27 +64,23 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
     script = script_check.check(spec)
     target = Target.open(spec, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
-        package = preparation.pack_source(spec, home, Path(scratch), target.uri)
-    spec, choice = preparation.with_launcher(spec, script)
-    spec, chosen = ranks.choose(spec, target.backend, may_query=False)
-    paths = JobPaths(preparation.new_id(spec.name))
-    submission = preparation.prepare_for(
-        PreparedJob(spec, package, target), paths, package, package.layers
-    )
-    request = target.backend.build(submission)
-    masked_texts = submissions.masked_texts(submission)
+        decision = preparation.decide(spec, script, target, Path(scratch), may_query=False)
+    job = preparation.new_id(spec.name)
+    prepared = preparation.prepare(job, decision, target, Path(scratch))
+    spec, backend, request = prepared.spec, target.backend, prepared.request
+    masked_texts = submissions.masked_texts(prepared.submission)
     return Preview(
-        package=package,
-        choice=choice,
-        ranks=chosen,
-        submission=submissions.show(submission),
-        request=hide(target.backend.show(request), masked_texts),
+        package=decision.package,
+        choice=decision.choice,
+        ranks=decision.ranks,
+        submission=submissions.show(prepared.submission, masked_texts),
+        request=hide(backend.show(request), masked_texts),
         plans=tuple(
             hide(_plan(environment, (spec.script, *spec.args)), masked_texts)
-            for environment in target.backend.environments(request)[:planned_nodes]
+            for environment in backend.environments(request)[:planned_nodes]
         ),
-        text=hide(target.backend.text(request), masked_texts),
-        python=script_python.described(spec, script.files),
+        text=hide(backend.text(request), masked_texts),
+        python=script_check.python_described(spec, script.files),
     )
 
 

@@ -1,11 +1,16 @@
-"""Checks a script before anything is sent: it must not be a web page, and it must parse.
+"""Checks a script before anything is sent: whether it can run, and gets what it expects.
 
-The Python and the bash that run the script decide. Those of other machines may be newer than this
-machine's, so what only a newer one may accept causes no more than a warning there.
+It must not be a web page, and it must parse. The Python and the bash that run the script decide.
+Those of other machines may be newer than this machine's, so what only a newer one may accept causes
+no more than a warning there. If nodes use this machine's Python, it is asked whether it has what
+the script imports: cloudjob may be installed with pipx or uv, in an environment of its own, while
+the script's packages are in that of the ``python`` on PATH.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import shlex
@@ -13,15 +18,19 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from cloudjob.errors import SpecError
+from cloudjob.backends import interpreters
+from cloudjob.backends.base import Check
+from cloudjob.errors import BackendError, SpecError
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import one_line
-from cloudjob.submission import nested_launchers, script_python
-from cloudjob.submission.nested_launchers import Nested
-from cloudjob.submission.scripts import File, Files
+from cloudjob.submission import launcher_choice
+from cloudjob.submission.launcher_choice import Nested
+from cloudjob.submission.scripts import CERTAIN, File, Files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +42,21 @@ _SHOWN = 60
 # The bash of macOS is older and lacks what version 4 added: ``|&``, ``&>>``, ``;&``, ``coproc``.
 _BASH = 4
 _PARSE_S = 10.0
+# The launcher that passes its rank to a script as ModelArts' PyTorch presets do, and the options.
+_PRESET_LAUNCHER = "pytorch-modelarts"
+_PRESET_OPTIONS = ("--rank", "--world_size")
+_ADDRESS_OPTION = "--init_method"
+# A script that reads this variable does not depend on the options.
+_SIZE_VARIABLE = b"WORLD_SIZE"
+# The limit for an interpreter that is asked.
+_ANSWER_S = 20.0
+# Modules that only the nodes have.
+_OF_NODES = frozenset(("moxing",))
+_PARSE = "import sys; compile(sys.stdin.buffer.read(), 'script', 'exec')"
+_LOOK = (
+    "import importlib.util, json, sys;"
+    "print(json.dumps([n for n in sys.argv[1:] if not importlib.util.find_spec(n)]))"
+)
 
 
 class Problem(NamedTuple):
@@ -79,7 +103,7 @@ def read(spec: JobSpec) -> Script:
     if spec.takes_command:
         return Script(files)
     source = Path(spec.source)
-    nested = nested_launchers.find(files, source, spec.script)
+    nested = launcher_choice.find_nested(files, source, spec.script)
     return Script(files, _problem(spec, files[source / spec.script]), nested)
 
 
@@ -101,12 +125,12 @@ def _problem(spec: JobSpec, file: File) -> Problem | None:
 def _program(spec: JobSpec) -> Problem | None:
     """Return why a program of the nodes cannot be the script; None if it is none."""
     argv = (spec.script, *spec.args)
-    known = nested_launchers.in_command(argv)
+    known = launcher_choice.in_command(argv)
     if known is None and ("/" in spec.script or shutil.which(spec.script) is None):
         return None
     command = f"cloudjob submit --launcher command {one_line(shlex.join(argv))}"
     hint = f"{command} runs it once on each node"
-    replacement = nested_launchers.replacement_of(known.launcher, argv) if known else ""
+    replacement = launcher_choice.replacement_of(known.launcher, argv) if known else ""
     if replacement:
         hint = f"cloudjob submit {replacement} starts the ranks itself; {hint}"
     return Problem(f"{one_line(spec.script)} is a program, not a file of the source", hint)
@@ -139,8 +163,8 @@ def _syntax_error(spec: JobSpec, name: str, data: bytes, error: SyntaxError) -> 
     if "Missing parentheses" in error.msg:
         return Problem(what, "the script is for Python 2, and nodes run Python 3")
     if BACKENDS[spec.backend].shares_files:
-        hint = f"{script_python.named(spec, 'PATH')} names another Python for the script"
-        return None if script_python.accepts(spec, data) else Problem(what, hint)
+        hint = f"{_named(spec, 'PATH')} names another Python for the script"
+        return None if _accepts(spec, data) else Problem(what, hint)
     # No version of Python has changed the rules of indentation.
     is_certain = isinstance(error, IndentationError)
     hint = "correct the line" if is_certain else f"only a Python newer than {version} may accept it"
@@ -194,3 +218,168 @@ def _bash_version() -> int:
         check=False,
     )
     return int(done.stdout) if done.stdout.strip().isdigit() else 0
+
+
+# -- options of the script -------------------------------------------------------------------------
+
+
+def is_mentioned(spec: JobSpec, option: str) -> bool:
+    """Return whether the option's name is a word of the script or of a file that it uses.
+
+    True if none of them is readable.
+    """
+    name = re.escape(option.lstrip("-")).replace(r"\-", "[-_]")
+    # A single letter occurs as a word in many texts, so a short option is searched with its dash.
+    dash = "" if option.startswith("--") else "-"
+    pattern = re.compile(rf"(?<!\w){dash}{name}(?!\w)".encode())
+    files = Files()
+    paths = chain.from_iterable(files.levels(Path(spec.source), spec.script))
+    return any(pattern.search(files[path].data) for path in paths) or not any(
+        file.data for file in files.values()
+    )
+
+
+def preset_hint(spec: JobSpec, files: Files) -> str:
+    """Return how to pass the rank and the number of ranks; empty if the script gets or has them.
+
+    Without them such a script waits for as many ranks as its default says, often eight.
+    """
+    if spec.takes_command or spec.launcher == _PRESET_LAUNCHER or not spec.script.endswith(".py"):
+        return ""
+    passed = {word.partition("=")[0] for word in spec.args}
+    file = files[Path(spec.source, spec.script)]
+    if (
+        passed.issuperset(_PRESET_OPTIONS)
+        or _SIZE_VARIABLE in file.data
+        or b"--rank" not in file.data
+    ):
+        return ""
+    options, takes_any = _options(file)
+    if not options.issuperset(_PRESET_OPTIONS):
+        return ""
+    if _ADDRESS_OPTION in options or takes_any:
+        what = "passes them on each node, as ModelArts' PyTorch presets do"
+        return f"--launcher {_PRESET_LAUNCHER} {what}"
+    return "pass them after the script"
+
+
+def _options(file: File) -> tuple[set[str], bool]:
+    """Return the options that a script declares, and whether it accepts others."""
+    names: set[str] = set()
+    takes_any = False
+    for node, _ in file.nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="add_argument"), args=words):
+                names |= {str(word.value) for word in words if isinstance(word, ast.Constant)}
+            case ast.Call(func=ast.Attribute(attr="parse_known_args")):
+                takes_any = True
+    return names, takes_any
+
+
+# -- the interpreter of the script -----------------------------------------------------------------
+
+
+def _accepts(spec: JobSpec, source: bytes) -> bool:
+    """Whether the job's Python is not the one that runs us, and parses a script."""
+    try:
+        python = _interpreter(spec).path
+    except BackendError:
+        # Building the request reports it.
+        return True
+    return python != sys.executable and _answer(python, _PARSE, source=source) is not None
+
+
+def python_checks(spec: JobSpec, files: Files) -> Iterator[Check]:
+    """Yield a check that fails if another interpreter has modules that the script's lacks."""
+    if not BACKENDS[spec.backend].shares_files:
+        return
+    try:
+        chosen = _interpreter(spec)
+    except BackendError:
+        # Building the request reports it.
+        return
+    if chosen.stale:
+        yield Check("python", False, f"{chosen.stale}; {chosen.shown}", is_needed=False)
+    other = _on_path()
+    if not other or other == chosen.path:
+        return
+    missing = _missing(chosen.path, _imports(spec, files))
+    only_there = sorted(set(missing) - set(_missing(other, missing)))
+    if only_there:
+        yield Check(
+            "python",
+            False,
+            f"{chosen.shown}; it has no {', '.join(only_there)}, but {other} has",
+            hint=f"{_named(spec, other)}, or activate its environment",
+            is_needed=False,
+        )
+
+
+def python_described(spec: JobSpec, files: Files) -> tuple[str, ...]:
+    """Return the interpreter of the script, then what is wrong with it, for people."""
+    if not BACKENDS[spec.backend].shares_files:
+        return ()
+    chosen = _interpreter(spec)
+    return f"{chosen.path} ({chosen.why})", *(check.found for check in python_checks(spec, files))
+
+
+def _named(spec: JobSpec, python: str) -> str:
+    """Return how a job file names an interpreter: ``process: {python: PATH} in a job file``."""
+    section, _, key = BACKENDS[spec.backend].python_key.partition(".")
+    return f"{section}: {{{key}: {python}}} in a job file"
+
+
+def _interpreter(spec: JobSpec) -> interpreters.Interpreter:
+    """Return the interpreter of the script on this machine.
+
+    Raises:
+        BackendError: The job file names one that does not exist.
+    """
+    key = BACKENDS[spec.backend].python_key
+    section, _, name = key.partition(".")
+    return interpreters.choose(getattr(getattr(spec, section), name), key)
+
+
+def _on_path() -> str:
+    found = shutil.which("python") or shutil.which("python3")
+    return str(Path(found).absolute()) if found else ""
+
+
+def _imports(spec: JobSpec, files: Files) -> list[str]:
+    """Return the modules that the script always imports and that neither Python nor it brings."""
+    script = Path(spec.source, spec.script)
+    if spec.takes_command or script.suffix != ".py":
+        return []
+    imports = files[script].imports
+    tops = {name.partition(".")[0] for name, how in imports.items() if how == CERTAIN} - {""}
+    tops -= sys.stdlib_module_names | _OF_NODES
+    return sorted(
+        one_line(name)
+        for name in tops
+        if not ((script.parent / name).exists() or (script.parent / f"{name}.py").exists())
+    )
+
+
+def _missing(python: str, modules: Sequence[str]) -> list[str]:
+    """Return the modules that an interpreter does not find; none if it cannot be asked."""
+    try:
+        answer = json.loads(_answer(python, _LOOK, *modules) or "[]") if modules else []
+    except ValueError:
+        return []
+    return [name for name in modules if isinstance(answer, list) and name in answer]
+
+
+def _answer(python: str, program: str, *words: str, source: bytes = b"") -> bytes | None:
+    """Run a program with an interpreter and return its output; None if it has failed."""
+    try:
+        done = subprocess.run(
+            [python, "-W", "ignore", "-c", program, *words],
+            input=source,
+            capture_output=True,
+            timeout=_ANSWER_S,
+            check=False,
+            cwd="/",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout

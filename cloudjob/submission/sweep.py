@@ -23,8 +23,7 @@ from cloudjob.model.times import rfc3339
 from cloudjob.model.validation import valid_part
 from cloudjob.notify.start import start_of_sweep
 from cloudjob.submission import pipeline, preparation, script_check
-from cloudjob.submission.pipeline import Member
-from cloudjob.submission.preparation import PreparedJob, Target
+from cloudjob.submission.preparation import Member
 from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile
 
 # Keys that change how a sweep runs, but not its jobs.
@@ -91,37 +90,32 @@ def submit(
     sweep = _find_interrupted(home, _key(spec), resume=resume)
     sweep = sweep or Sweep(preparation.new_id(spec.name[:_NAME_LETTERS]), home)
     with scratch_folders.new(submits_folder(home), sweep.id) as scratch:
-        prepared = preparation.prepare_job(spec, script, home, scratch, on_progress)
+        _, decision = pipeline.decide(spec, script, home, scratch, on_progress)
+        digest = decision.package.digest
         file = sweep.read() or SweepFile(
-            created_at=rfc3339(time.time()), key=_key(spec), digest=prepared.package.digest,
+            created_at=rfc3339(time.time()), key=_key(spec), digest=digest,
             submitted=0, jobs=len(jobs), spec=masked(spec),
         )  # fmt: skip
-        if file.digest != prepared.package.digest:
+        if file.digest != digest:
             raise UsageError(
                 f"resuming the sweep {sweep.id}: the source has changed since it began",
                 hint=f"restore the source; or cloudjob cancel {sweep.id}, and submit again",
             )
         sweep.write(replace(file, spec=masked(spec)))
-        chosen = {
-            "launcher": prepared.spec.launcher,
-            "procs_per_node": prepared.spec.procs_per_node,
-        }
+        chosen = {key: getattr(decision.spec, key) for key in ("launcher", "procs_per_node")}
         try:
             start_of_sweep(spec, home, sweep.id)
             if on_start:
                 on_start(sweep)
             for number in _numbers_to_submit(sweep, at_once(spec), on_status):
                 values, one = jobs[number]
-                one = one.with_values(**chosen)
-                # Open the store again, because keys may have changed since the previous job.
-                target = Target.open(one, home)
-                member = Member(
-                    job=grid.job_id(sweep.id, number),
-                    sweep=sweep.id,
-                    values=values,
-                    prepared=PreparedJob(one, prepared.package, target),
+                job = pipeline.submit_member(
+                    grid.job_id(sweep.id, number),
+                    decision._replace(spec=one.with_values(**chosen)),
+                    Member(sweep.id, values),
+                    home,
+                    on_progress,
                 )
-                job = pipeline.submit_member(member, home, on_progress=on_progress)
                 # A cancel while the job was being submitted may not have found it.
                 if sweep.is_cancelled:
                     job.cancel()

@@ -12,34 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Event, Metric
-from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import grid
-from cloudjob.model import status as statuses
 from cloudjob.model.rules import is_remote
-from cloudjob.model.status import JobFailed, JobState, JobStatus, Phase
 from cloudjob.model.text import counted, one_line
 from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
-from cloudjob.tracking import descriptions, log, verdict
+from cloudjob.tracking import descriptions
 from cloudjob.tracking.access import JobAccess
-from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
-from cloudjob.tracking.status_reader import StatusReader
 from jobentry.contract.names import CLOUDJOB_S3_SESSION_TOKEN, STORE_KEYS
 from jobentry.contract.packages import Entry
 from jobentry.contract.paths import JobPaths
 
 # What only some commands use is imported where it is used: every submit imports this module.
 if TYPE_CHECKING:
+    from cloudjob.backends.native import NativeStatus
     from cloudjob.model import attached
+    from cloudjob.model.status import JobStatus, Phase
     from cloudjob.tracking.forwarding import Forwarding
     from cloudjob.tracking.journals import Journals
+    from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
     from cloudjob.tracking.metrics import MetricPoint, MetricReader
     from cloudjob.tracking.outputs import Outputs
     from cloudjob.tracking.profile import JobProfile
     from cloudjob.tracking.stacks import JobStacks
+    from cloudjob.tracking.status_reader import StatusReader
     from jobentry.contract.preflight import Report
 
 # The polling interval while a job is being submitted.
@@ -63,7 +62,17 @@ class Job:
     ) -> None:
         self._access = JobAccess(record, backend, home, store)
         self._backend = backend
-        self._reader = StatusReader(self._access)
+
+    @property
+    def _reader(self) -> StatusReader:
+        """The reader of its status, which a submit that does not follow the job does not need."""
+        reader: StatusReader | None = vars(self).get("_status_reader")
+        if reader is None:
+            from cloudjob.tracking.status_reader import StatusReader
+
+            # All threads get the one that is set first.
+            reader = vars(self).setdefault("_status_reader", StatusReader(self._access))
+        return reader
 
     def __repr__(self) -> str:
         state = f" {self.last_status.state}" if self.last_status else ""
@@ -206,6 +215,9 @@ class Job:
 
     def status_json(self) -> str:
         """Return the JSON of ``last_status``, or of ``status`` if there is none yet."""
+        from cloudjob.model import status as statuses
+        from cloudjob.tracking import verdict
+
         recorded = verdict.recorded_text(self._access.record)
         return recorded or json.dumps(statuses.to_json(self.last_status or self.status()))
 
@@ -269,15 +281,15 @@ class Job:
             JobNotFound: The platform no longer has the job.
             WaitTimeout: The job did not end in time.
         """
+        from cloudjob.model.status import JobFailed, JobState, exit_code
+
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         status = self._reader.wait(end_s, record_s, on_status or (lambda _: None))
         if check and status.state is not JobState.SUCCEEDED:
             from cloudjob.model import summary
 
             why = summary.reason(status) or status.native_state
-            raise JobFailed(
-                f"job {self.id}: {status.state}: {why}", status, statuses.exit_code(status)
-            )
+            raise JobFailed(f"job {self.id}: {status.state}: {why}", status, exit_code(status))
         return status
 
     def cancel(self, *, is_urgent: bool = False) -> None:
@@ -334,6 +346,8 @@ class Job:
             is_timed: Add times to the pieces, which makes them smaller.
             on_journal: Called with the journal lines of each node, which the log leaves out.
         """
+        from cloudjob.tracking import log
+
         if is_stored or attempt is not None:
             found = log.read_stored(self._access, node, attempt)
         else:
@@ -363,6 +377,8 @@ class Job:
         Raises:
             UsageError: The job had no such attempt.
         """
+        from cloudjob.tracking import log
+
         found = self.pieces(
             node, follow=follow, is_exact=is_exact, is_stored=is_stored, attempt=attempt
         )
@@ -415,6 +431,8 @@ class Job:
         Raises:
             CloudJobError: The log or the outputs cannot be read.
         """
+        from cloudjob.tracking import log
+
         reader = self.metric_reader(patterns)
         if self.handle:
             # Checked before reading: the last line of a running job may end within a number.
@@ -531,11 +549,16 @@ class Job:
         self._need_running_rank(doing, rank)
         return profile.take(self._backend, self.handle, self.id, rank, seconds)
 
-    def _need_running_rank(self, doing: str, rank: int | None) -> None:
-        """Refuse a job that does not run or does not have this rank."""
+    def _need_running(self, doing: str) -> None:
+        from cloudjob.model.status import JobState
+
         state = self.status().state
         if state is not JobState.RUNNING:
             raise UsageError(f"{doing}: it is {state}")
+
+    def _need_running_rank(self, doing: str, rank: int | None) -> None:
+        """Refuse a job that does not run or does not have this rank."""
+        self._need_running(doing)
         if rank is not None and self.ranks and rank >= self.ranks:
             raise UsageError(
                 f"{doing}: it has {counted(self.ranks, 'rank')}",
@@ -600,9 +623,7 @@ class Job:
     def _node_half(self, node: int, arguments: Sequence[str], *, is_terminal: bool) -> list[str]:
         """Return the command of this machine that starts the node half on a node."""
         doing = f"entering a node of {self.id}"
-        state = self.status().state
-        if state is not JobState.RUNNING:
-            raise UsageError(f"{doing}: it is {state}")
+        self._need_running(doing)
         if not 0 <= node < self.nodes:
             size = f"{counted(self.nodes, 'node')} and {counted(self.ranks, 'rank')}"
             raise UsageError(f"{doing}: it has {size}", hint="they are numbered from 0")

@@ -27,7 +27,7 @@ from cloudjob.package import claims
 from cloudjob.retries import Limits, WaitNotices
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.store.s3 import S3Store, bucket_uri, client
-from cloudjob.submission import undo
+from cloudjob.submission import pipeline
 
 DEADLINE_S = 60.0
 
@@ -185,7 +185,7 @@ def test_the_pause_between_two_attempts_can_be_interrupted(
 def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(undo, "_UNDO_S", 0.1)
+    monkeypatch.setattr(pipeline, "_UNDO_S", 0.1)
     monkeypatch.setattr(claims, "_UNDO_S", 0.1)
     for_ever = threading.Event()
 
@@ -202,7 +202,7 @@ def test_a_submit_that_is_cancelled_does_not_wait_for_a_store(
         with (
             Records(tmp_path / "records.db") as db,
             pytest.raises(KeyboardInterrupt),
-            undo.undo_on_failure(store, db, "job-1"),
+            pipeline.undo_on_failure(store, db, "job-1"),
             claims.Claim(store, "job-1"),
         ):
             raise KeyboardInterrupt

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from cloudjob.backends.kubernetes import pod as pods
 from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL, Names
 from cloudjob.backends.kubernetes.strategic_merge import merged
+from cloudjob.model.sections import Kubernetes
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 
@@ -70,6 +71,8 @@ class Engine(ABC):
         min_version: The first version of Kubernetes that it works with; 0.0 for any.
         makes_key: Whether the operator makes a key for ssh.
         no_retries: Why it cannot restart a job; empty if it can.
+        no_pod_metadata: Why pods have no labels and annotations of the user; empty if they have.
+        makers: What follows the job's name in the names of the objects that make its pods.
         container: The name that the container has in its pods.
         launchers: The launchers that it supports; empty for all.
         runs: What these launchers start, for messages.
@@ -86,6 +89,8 @@ class Engine(ABC):
     min_version = (0, 0)
     makes_key = False
     no_retries = ""
+    no_pod_metadata = ""
+    makers: tuple[str, ...] = ("",)
     container = CONTAINER
     launchers: tuple[str, ...] = ()
     runs = ""
@@ -164,13 +169,17 @@ def message_of(condition: Mapping[str, Any]) -> str:
     return ": ".join(part for part in parts if part)
 
 
+def kept_after_end(options: Kubernetes) -> dict[str, int]:
+    """Return the field after whose seconds the cluster deletes an ended job; none to keep it."""
+    return {"ttlSecondsAfterFinished": round(options.keep_min * 60)} if options.keep_min else {}
+
+
 def queued_manifest(
     resource: Resource, submission: Submission, job_names: Names, body: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the object of a job that Kueue queues and the cluster deletes later, if wanted."""
     options = submission.spec.kubernetes
-    keeps = {"ttlSecondsAfterFinished": round(options.keep_min * 60)} if options.keep_min else {}
-    manifest = job_manifest(resource, submission, job_names, {**body, **keeps})
+    manifest = job_manifest(resource, submission, job_names, {**body, **kept_after_end(options)})
     if options.queue:
         manifest["metadata"]["labels"].setdefault(KUEUE_QUEUE, options.queue)
     return manifest

@@ -53,7 +53,7 @@ def reasons(
         scheduled_at, unschedulable = _of_group(found)
     with contextlib.suppress(BackendError):
         messages += _of_stuck(client, job_names, pods)
-        makers = [job_names.name, *[f"{job_names.name}-launcher"] * (engine.name == "mpi-operator")]
+        makers = [f"{job_names.name}{suffix}" for suffix in engine.makers]
         warnings = [w for name in makers for w in _warnings(client, job_names, name)]
         if group != job_names.name:
             warnings += _warnings(client, job_names, group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudjob.backends.kubernetes.engine import Stage
+from cloudjob.backends.kubernetes.engine import Stage, held_conditions, kept_after_end, message_of
 from cloudjob.backends.kubernetes.pod import ENTRY_PATH
 from cloudjob.model.status import JobState
 from jobentry.contract import names
@@ -43,10 +43,8 @@ def run_policy(spec: JobSpec, own: Mapping[str, Any], *, deadline_s: int = 0) ->
         own: The fields that only this operator needs; they come first.
         deadline_s: Seconds after which the operator ends the job; 0 for never.
     """
-    policy: dict[str, Any] = dict(own)
     options = spec.kubernetes
-    if options.keep_min:
-        policy["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
+    policy: dict[str, Any] = {**own, **kept_after_end(options)}
     if deadline_s:
         policy["activeDeadlineSeconds"] = deadline_s
     scheduling: dict[str, Any] = {"minAvailable": spec.nodes}
@@ -61,9 +59,8 @@ def run_policy(spec: JobSpec, own: Mapping[str, Any], *, deadline_s: int = 0) ->
 def stage_of_conditions(job: Mapping[str, Any], is_cancelled: bool) -> Stage:
     """Return the state of a job from the conditions that Kubeflow's operators write."""
     status = job.get("status") or {}
-    conditions = [item for item in status.get("conditions") or [] if item.get("status") == "True"]
     # Ordered by time; earlier conditions stay true beside later ones.
-    by_type = {str(item.get("type")): item for item in conditions}
+    by_type = held_conditions(status)
     for name, state in (
         ("Failed", JobState.FAILED),
         ("Succeeded", JobState.SUCCEEDED),
@@ -91,12 +88,11 @@ def _stage(
         state = JobState.PENDING
     if name == "Failed" and is_cancelled:
         state = JobState.CANCELLED
-    parts = [str(condition.get(key) or "") for key in ("reason", "message")]
     ended_at = status.get("completionTime") or condition.get("lastTransitionTime") or ""
     return Stage(
         state=state,
         native=name,
-        message=": ".join(part for part in parts if part) if state is JobState.FAILED else "",
+        message=message_of(condition) if state is JobState.FAILED else "",
         ended_at=str(ended_at) if state.is_final else "",
         started_at=str(status.get("startTime") or "") if state is JobState.RUNNING else "",
         has_asked=name == "Suspended",

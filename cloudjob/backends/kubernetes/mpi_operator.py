@@ -39,6 +39,7 @@ class MpiOperator(Engine):
         "the MPI operator restarts only its launcher, after the workers of the failed job have "
         "ended"
     )
+    makers = ("", "-launcher")
 
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
         """Return the network names of the nodes."""

@@ -44,6 +44,7 @@ class MsOperator(Engine):
     name = "ms-operator"
     resource = RESOURCE
     no_retries = "the MindSpore operator cannot restart a whole job"
+    no_pod_metadata = "the MindSpore operator drops labels and annotations of pods"
     container = CONTAINER
     launchers = ("dynamic-cluster", "msrun")
     runs = "MindSpore's cluster"

@@ -68,7 +68,7 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
     Raises:
         SpecError: This backend cannot run the job.
     """
-    found = list(validation.find(submission, engine, namespace))
+    found = list(validation.find(submission, engine, namespace, ENGINES.values()))
     if found:
         raise SpecError(found)
     spec = submission.spec

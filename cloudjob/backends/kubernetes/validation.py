@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.encoding import argument_problems, file_path
@@ -32,13 +32,19 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", r
 _OWN_METADATA = ("name", "generateName", "namespace", "uid")
 
 
-def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str]:
-    """Yield everything that is wrong, each with its key."""
+def find(
+    submission: Submission, engine: Engine, namespace: str, engines: Iterable[Engine]
+) -> Iterator[str]:
+    """Yield everything that is wrong, each with its key.
+
+    Args:
+        engines: Those that the job file can name, for messages.
+    """
     spec = submission.spec
     options = spec.kubernetes
     if not spec.image:
         yield "image: is missing (allowed: an image that the cluster can pull)"
-    yield from _engine_problems(spec, engine)
+    yield from _engine_problems(spec, engine, engines)
     user = options.user
     if user and not _USER.fullmatch(user):
         yield f"kubernetes.user: is not UID:GID (given {given(user)}; for example 1000:100)"
@@ -52,17 +58,13 @@ def find(submission: Submission, engine: Engine, namespace: str) -> Iterator[str
     yield from _size_problems(submission, engine)
 
 
-def _engine_problems(spec: JobSpec, engine: Engine) -> Iterator[str]:
+def _engine_problems(spec: JobSpec, engine: Engine, engines: Iterable[Engine]) -> Iterator[str]:
     """Yield settings that the operator does not support."""
     if spec.retries and engine.no_retries:
-        others = "allowed 0; volcano and jobset can"
-        yield f"retries: {engine.no_retries} (given {spec.retries}; {others})"
-    patch = spec.kubernetes.pod
-    if engine.name == "ms-operator" and patch.get("metadata"):
-        yield (
-            "kubernetes.pod.metadata: the MindSpore operator drops labels and annotations of "
-            "pods (allowed: spec)"
-        )
+        able = " and ".join(each.name for each in engines if not each.no_retries)
+        yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; {able} can)"
+    if engine.no_pod_metadata and spec.kubernetes.pod.get("metadata"):
+        yield f"kubernetes.pod.metadata: {engine.no_pod_metadata} (allowed: spec)"
     if engine.launchers and spec.launcher not in engine.launchers:
         yield (
             f"launcher: kubernetes.engine {engine.name} starts {engine.runs} and nothing else "

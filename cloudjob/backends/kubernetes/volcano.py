@@ -72,8 +72,7 @@ class Volcano(Engine):
             body["queue"] = options.queue
         if options.priority_class:
             body["priorityClassName"] = options.priority_class
-        if options.keep_min:
-            body["ttlSecondsAfterFinished"] = round(options.keep_min * 60)
+        body.update(engines.kept_after_end(options))
         return engines.job_manifest(RESOURCE, submission, job_names, body)
 
     def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
@@ -86,8 +85,7 @@ class Volcano(Engine):
         current = status.get("state") or {}
         phase = str(current.get("phase") or "")
         state = _STATES.get(phase, JobState.UNKNOWN)
-        parts = [str(current.get(key) or "") for key in ("reason", "message")]
-        message = ": ".join(part for part in parts if part)
+        message = engines.message_of(current)
         if state is JobState.FAILED and is_cancelled:
             state = JobState.CANCELLED
         elif phase in ("Aborted", "Terminated"):

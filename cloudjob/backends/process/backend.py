@@ -21,7 +21,6 @@ from cloudjob import installation
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices
 from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
-from cloudjob.backends.native import NativeStatus, Running, Waiting
 from cloudjob.backends.process import (
     devices,
     entering,
@@ -29,7 +28,6 @@ from cloudjob.backends.process import (
     node_files,
     running,
     ssh_config,
-    state,
 )
 from cloudjob.backends.process import request as requests
 from cloudjob.backends.process.keeper import children_of
@@ -43,7 +41,9 @@ from jobentry.contract.launchers import LAUNCHERS
 from jobentry.system.requests import RequestError, ask
 from jobentry.system.trees import remove_tree
 
+# What a submit does not need is imported where it is used.
 if TYPE_CHECKING:
+    from cloudjob.backends.native import NativeStatus
     from cloudjob.model.job import JobSpec
 
 _SCHEME = "process"
@@ -170,6 +170,8 @@ class ProcessBackend(Backend[ProcessRequest]):
             A node has ``host, started_at, ended_at, exit_code``; the times are seconds since the
             epoch, and all but the first may be None.
         """
+        from cloudjob.backends.process import state
+
         job, folder = self._found(handle)
         is_alive = self._is_alive(job)
         found = state.read(folder)
@@ -190,6 +192,9 @@ class ProcessBackend(Backend[ProcessRequest]):
                 os.kill(nodes[node]["process"], signal.SIGHUP)
 
     def status(self, handle: str) -> NativeStatus:
+        from cloudjob.backends.native import Running
+        from cloudjob.backends.process import state
+
         job, folder = self._found(handle)
         # The lock first: a controller that ends between the two queries has written its last state.
         is_alive = self._is_alive(job)
@@ -212,6 +217,9 @@ class ProcessBackend(Backend[ProcessRequest]):
         self, handle: str, found: dict[str, Any] | None, *, is_alive: bool
     ) -> NativeStatus:
         """Return the status of a job whose controller has not written how it ended."""
+        from cloudjob.backends.native import Running, Waiting
+        from cloudjob.backends.process import state
+
         job, folder = self._found(handle)
         if found is None:
             if is_alive:
@@ -228,6 +236,8 @@ class ProcessBackend(Backend[ProcessRequest]):
         return state.lost_status(folder, found, state.LOST)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        from cloudjob.backends.process import state
+
         job, folder = self._found(handle)
         offsets: dict[int, int] = {}
 
@@ -336,6 +346,8 @@ class ProcessBackend(Backend[ProcessRequest]):
 
     def _need_reachable(self, job: str, folder: Path) -> None:
         """Raise ``RunsElsewhere`` if a job may run, but has no processes that are visible here."""
+        from cloudjob.backends.process import state
+
         with contextlib.suppress(BackendError):
             found = state.read(folder)
             if found and found["ended_at"]:

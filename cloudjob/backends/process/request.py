@@ -119,6 +119,7 @@ def build(
         files: What the nodes see of this machine's files, if they have folders of their own.
     """
     hosts = submissions.host_names(submission)
+    head = submissions.node_env(submission, 0, hosts)
     gpus = submission.spec.process.gpus
     argv = (
         machine.entry_python,
@@ -154,17 +155,15 @@ def build(
             base["LD_LIBRARY_PATH"] = machine.library_path
         if machine.libmpi:
             base["MPI4PY_LIBMPI"] = machine.libmpi
-        node = submissions.node_env(submission, index, hosts)._replace(
+        node = head._replace(
+            node=index,
             interpreter=machine.python,
             node_dir=f"{run}/{index}/node",
             control_dir=run,
             ssh_key=f"{run}/{KEY}",
         )
-        address = address_of(index)
-        variables = submissions.variables(
-            submission, node, home=files.on_node(home), address=address
-        )
-        env = base | variables
+        own_home, address = files.on_node(home), address_of(index)
+        env = base | submissions.variables(submission, node, home=own_home, address=address)
         own = devices.gpus_of_node(machine.gpus, len(hosts), gpus, index)
         env.update({name: own[name] for name in own if name not in submission.spec.env})
         nodes.append(
@@ -299,7 +298,7 @@ def machine_of(options: dict[str, Any], home: Path) -> Machine:
         BackendError: This machine lacks the interpreter, or the entry cannot be unpacked.
     """
     path = interpreters.path_with_mpirun()
-    python = interpreters.python_of(str(options.get("python") or ""), "process.python")
+    python = interpreters.choose(str(options.get("python") or ""), "process.python").path
     mpirun = shutil.which("mpirun", path=path) or ""
     return Machine(
         path=path,

@@ -170,7 +170,7 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
     entry = str(installation.ENTRY)
     if host:
         return Cluster(Host(host), folder or _DEFAULT_REMOTE, {}, requested, "", entry)
-    python = interpreters.python_of(requested, "slurm.python")
+    python = interpreters.choose(requested, "slurm.python").path
     path = interpreters.path_with_mpirun()
     paths = {
         "PATH": path,

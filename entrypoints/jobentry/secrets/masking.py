@@ -12,7 +12,8 @@ import os
 from typing import Iterator, Mapping
 
 from jobentry.contract import names
-from jobentry.contract.masks import MASK, Range, is_secret_name, secret_forms
+from jobentry.contract.masks import MASK, Range
+from jobentry.contract.secret_values import is_secret_name, secret_forms
 
 # The shortest beginning of a secret that is masked at the end of an incomplete line.
 _MIN_PART_BYTES = 4

@@ -45,7 +45,7 @@ def submission(**values: Any) -> Submission:
             **values,
         }
     )
-    made = submissions.prepare(
+    made = submissions.submission_of(
         spec,
         "train-2345678b",
         code=Code(f"{STORE}/train-2345678b/code.json", "sha256:" + "0" * 64),

@@ -16,7 +16,7 @@ from cloudjob.backends.slurm import cluster, errors, request, script
 from cloudjob.backends.slurm.cluster import Cluster, Host
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
-from cloudjob.model.submission import Code, Submission, prepare
+from cloudjob.model.submission import Code, Submission, submission_of
 from cloudjob.model.validation import conflicts
 from jobentry.contract import env, variables
 
@@ -69,7 +69,7 @@ def submission(**values: object) -> Submission:
     }
     spec = JobSpec(**given)
     assert conflicts(spec) == []
-    return prepare(
+    return submission_of(
         spec,
         "train-2k83xnf2",
         code=Code(

@@ -24,7 +24,8 @@ def choose(tmp_path):
             data = content if isinstance(content, bytes) else textwrap.dedent(content).encode()
             path.write_bytes(data)
         described = JobSpec(script=script, source=str(tmp_path), **spec)
-        return launcher_choice.choose(described, script_check.read(described))
+        script = script_check.read(described)
+        return launcher_choice.choose(described, script.files, script.nested)
 
     return run
 

@@ -9,7 +9,7 @@ import pytest
 
 from cloudjob.model.status import Failure
 from cloudjob.package import Options, pack
-from cloudjob.submission import failure_hint, messages
+from cloudjob.submission import failure_hint, preparation
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_submit_names_what_rules_leave_out_and_links_without_a_target(
         source, tmp_path / "layer", script="train.py", limit_bytes=1000, options=Options(home=home)
     )
 
-    assert [report.message for report in messages.left_out(package)] == [
+    assert [report.message for report in preparation.left_out(package)] == [
         "left out of the package by ignore rules: 0.bin, 1.bin, 2.bin and 8 more;"
         " `cloudjob package ls` shows all",
         "links whose target is left out of the package: latest -> data/train.csv",
@@ -89,7 +89,7 @@ def test_a_submit_names_only_once_what_an_ignore_rule_about_secrets_leaves_out(t
     options = Options(home=tmp_path / "home")
     package = pack(source, tmp_path / "l", script="train.py", limit_bytes=99, options=options)
 
-    assert [report.message for report in messages.left_out(package)] == [
+    assert [report.message for report in preparation.left_out(package)] == [
         "left out of the package by ignore rules: secret-1.txt; `cloudjob package ls` shows all",
         "left out of the package: id_rsa: may hold secrets: its name",
     ]
@@ -102,5 +102,5 @@ def test_a_submit_without_ignored_files_reports_nothing(tmp_path: Path):
     options = Options(home=tmp_path / "home")
     package = pack(source, tmp_path / "l", script="train.py", limit_bytes=9, options=options)
 
-    assert not list(messages.left_out(package))
+    assert not list(preparation.left_out(package))
     assert os.path.lexists(source / "__pycache__")

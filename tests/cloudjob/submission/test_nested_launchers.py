@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import (
-    checks,
-    launcher_choice,
-    nested_launchers,
-    script_check,
-    started_commands,
-)
-from cloudjob.submission.nested_launchers import Nested
+from cloudjob.submission import checks, launcher_choice, script_check, started_commands
+from cloudjob.submission.launcher_choice import Nested
 from cloudjob.submission.script_check import read
 
 
@@ -40,17 +34,18 @@ def find(source: Path, script: str) -> Nested | None:
 
 def check(spec: JobSpec) -> None:
     """Refuse a script that its launcher must not repeat."""
-    nested_launchers.check(spec, read(spec).nested)
+    launcher_choice.check_nested(spec, read(spec).nested)
 
 
 def chosen(spec: JobSpec) -> launcher_choice.Choice:
     """Return the launcher of a job that names none."""
-    return launcher_choice.choose(spec, read(spec))
+    script = read(spec)
+    return launcher_choice.choose(spec, script.files, script.nested)
 
 
 def ignored_exit_code(spec: JobSpec) -> str:
     """Return what a submit says of an exit code that the script ignores."""
-    return nested_launchers.ignored_exit_code(spec, read(spec).nested)
+    return launcher_choice.ignored_exit_code(spec, read(spec).nested)
 
 
 PYTHON = [

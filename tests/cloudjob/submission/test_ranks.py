@@ -11,13 +11,13 @@ from cloudjob.backends import open_backend
 from cloudjob.backends.process import devices
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec, masked
-from cloudjob.submission.ranks import choose
+from cloudjob.submission.preparation import choose_ranks
 
 
 def chosen(tmp_path: Path, **keys: Any) -> tuple[int, str]:
     spec = JobSpec(**{"script": "train.py", "launcher": "mpirun", **keys})
     backend = open_backend(spec.backend, tmp_path, dict(spec.section(spec.backend)))
-    spec, message = choose(spec, backend, may_query=False)
+    spec, message = choose_ranks(spec, backend, may_query=False)
     return spec.procs_per_node, message
 
 

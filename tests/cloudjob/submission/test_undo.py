@@ -8,7 +8,7 @@ import pytest
 
 from cloudjob.home.records import Records
 from cloudjob.store.directory import DirectoryStore
-from cloudjob.submission import undo
+from cloudjob.submission import pipeline
 
 
 def test_a_failed_submit_leaves_no_object_and_no_unfinished_write(tmp_path: Path):
@@ -19,7 +19,7 @@ def test_a_failed_submit_leaves_no_object_and_no_unfinished_write(tmp_path: Path
     with (
         Records(tmp_path / "records.db") as db,
         pytest.raises(KeyboardInterrupt),
-        undo.undo_on_failure(store, db, "job-1"),
+        pipeline.undo_on_failure(store, db, "job-1"),
     ):
         raise KeyboardInterrupt
 
