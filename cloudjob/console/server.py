@@ -97,6 +97,7 @@ def _application(console: Console) -> FastAPI:
         application,
         title="cloudjob",
         dark=None,
+        language="en-US",
         favicon=_STATIC / "icon.svg",
         reconnect_timeout=30,
         show_welcome_message=False,

@@ -11,7 +11,7 @@ from nicegui import ui
 from cloudjob.console import charts
 from cloudjob.console.facts import texts_of
 from cloudjob.console.job_list import row_of
-from cloudjob.console.pages.frame import frame
+from cloudjob.console.pages.frame import frame, heading
 from cloudjob.console.pages.live import ChartView
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
@@ -97,7 +97,7 @@ class _Comparison:
     def _tables(self) -> None:
         for section in self._sections:
             with ui.card().classes("panel").style("overflow-x: auto"):
-                ui.label(section.title).classes("panel-title")
+                heading(section.title)
                 if section.note:
                     ui.label(displayable(section.note)).classes("quiet")
                 if any(section.columns) or not section.note:
@@ -105,7 +105,7 @@ class _Comparison:
 
     def _table(self, section: _Section) -> str:
         ids = [escape(job.id) for job in self._jobs]
-        head = "".join(f'<th><a href="/job/{job}">{job}</a></th>' for job in ids)
+        head = "".join(f'<th scope="col"><a href="/job/{job}">{job}</a></th>' for job in ids)
         rows = []
         for key in dict.fromkeys(key for column in section.columns for key in column):
             cells = [displayable(column.get(key, "")) for column in section.columns]
@@ -120,7 +120,7 @@ class _Comparison:
                 )
         body = "".join(rows) or f'<tr><td colspan="{len(ids) + 1}">no difference</td></tr>'
         return (
-            f'<table class="plain even"><thead><tr><th></th>{head}</tr></thead>'
+            f'<table class="plain even"><thead><tr><td></td>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table>"
         )
 

@@ -11,7 +11,7 @@ from nicegui import ui
 
 from cloudjob.console.facts import facts
 from cloudjob.console.pages import log, metrics, outputs, ranks, resources, stacks, submitted
-from cloudjob.console.pages.frame import badge, frame
+from cloudjob.console.pages.frame import badge, frame, heading
 from cloudjob.console.pages.now import NowPanel
 from cloudjob.console.pages.overview import Overview
 from cloudjob.console.pages.widgets import confirm
@@ -149,7 +149,7 @@ class _JobPage:
         # The state of one of many open tabs is seen in its icon.
         ui.context.client.run_javascript(f"console_ui.showState({json.dumps(status.state.value)})")
         with ui.row().classes("w-full items-center gap-3"):
-            ui.label(displayable(status.name)).classes("job-title")
+            heading(displayable(status.name)).classes("job-title", remove="panel-title")
             badge(status.state.value)
             ui.label(
                 " · ".join(filter(None, (duration(status), f"submitted {age(status)} ago")))
@@ -166,7 +166,7 @@ class _JobPage:
             _hang_band(self._hang, self._job, has_ended=status.state.is_final)
         elif self._slow is not None:
             with ui.card().classes("panel"):
-                ui.label("Slow").classes("panel-title")
+                heading("Slow")
                 ui.label(displayable(self._slow.message))
                 ui.link("What each rank does over time", f"/job/{self._job.id}/ranks")
 

@@ -9,16 +9,18 @@ from fastapi import Response
 from nicegui import app, ui
 
 from cloudjob.console.pages.compare import MAX_JOBS
-from cloudjob.console.pages.frame import COLOURS, frame
+from cloudjob.console.pages.frame import frame
 from cloudjob.console.pages.http import json_response
-from cloudjob.console.pages.widgets import column, confirm, grid
+from cloudjob.console.pages.widgets import column, confirm, grid, toggle
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.emulator import daemon
 from cloudjob.errors import CloudJobError
+from cloudjob.model.status import JobState
 
 _ALL = "all"
+_STATES = [state.value for state in JobState]
 
 
 def _column(field: str, header: str, **more: Any) -> dict[str, Any]:
@@ -72,15 +74,13 @@ class _JobsPage:
         self._console = console
 
     def build(self, state: str, text: str) -> None:
-        chosen = state if state in COLOURS else _ALL
+        chosen = state if state in _STATES else _ALL
         with frame("Jobs"):
             with ui.row().classes("toolbar items-center"):
                 ui.input(placeholder="Search", value=text).props(
                     'dense outlined clearable debounce=150 aria-label="Search jobs"'
                 ).classes("search").on_value_change(lambda e: self._search(e.value or ""))
-                ui.toggle([_ALL, *COLOURS], value=chosen).props(
-                    "dense unelevated no-caps toggle-color=primary"
-                ).classes("states").on_value_change(lambda e: self._filter(e.value))
+                toggle([_ALL, *_STATES], chosen, lambda e: self._filter(e.value))
                 ui.space()
                 if daemon.is_running(self._console.home):
                     ui.link("Emulator", "/emulator")
@@ -102,7 +102,12 @@ class _JobsPage:
                         "headerCheckbox": False,
                         "enableClickSelection": False,
                     },
-                    "selectionColumnDef": {"width": 44, "pinned": "left"},
+                    "selectionColumnDef": {
+                        "width": 44,
+                        "pinned": "left",
+                        "headerName": "Selected",
+                        "headerClass": "unseen-header",
+                    },
                     "rowHeight": 34,
                     "headerHeight": 36,
                     "tooltipShowDelay": 400,

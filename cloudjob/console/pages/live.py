@@ -12,6 +12,8 @@ from nicegui import ui
 
 from cloudjob.console.charts import Chart, Shows, View
 from cloudjob.console.pages.chart_table import chart_table
+from cloudjob.console.pages.frame import heading
+from cloudjob.console.pages.widgets import toggle
 from cloudjob.console.text import displayable
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
@@ -88,9 +90,7 @@ class ViewChoice:
             await on_change("by_time" in values)
 
         if self._has_steps:
-            axis = ui.toggle(["step", "time"], value="step")
-            axis.on_value_change(lambda event: change(by_time=event.value == "time"))
-            axis.props("dense unelevated no-caps toggle-color=primary").classes("states")
+            toggle(["step", "time"], "step", lambda event: change(by_time=event.value == "time"))
         shows = ui.select([each.value for each in Shows], value=self.view.shows.value)
         shows.on_value_change(lambda event: change(shows=Shows(event.value)))
         shows.props('dense outlined options-dense label="Lines"').classes("lines-choice")
@@ -183,7 +183,7 @@ class ChartPanel:
     ) -> None:
         with ui.card().classes("panel") as self._card:
             with ui.row().classes("w-full items-center gap-2 no-wrap"):
-                ui.label(displayable(chart.title)).classes("panel-title")
+                heading(displayable(chart.title))
                 self._note = ui.label(displayable(chart.note)).classes("quiet chart-note")
                 if chart.lines:
                     ui.space()

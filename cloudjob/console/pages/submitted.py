@@ -5,6 +5,7 @@ from __future__ import annotations
 from nicegui import ui
 
 from cloudjob.console.facts import texts_of
+from cloudjob.console.pages.frame import heading
 from cloudjob.console.pages.widgets import NAME, SIZE, column, short_grid, show_command, text_table
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
@@ -22,7 +23,7 @@ async def build(job: Job) -> None:
     """Show the recorded description, and the package in the store."""
     _description(job)
     with ui.card().classes("panel") as panel:
-        ui.label("Package").classes("panel-title")
+        heading("Package")
         spinner = ui.spinner()
     error = ""
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from nicegui import ui
 
+from cloudjob.console.pages.frame import heading
 from cloudjob.console.text import displayable
 
 _ROW_PX, _HEAD_PX, _MAX_ROWS = 30, 56, 16
@@ -43,10 +44,17 @@ def short_grid(
     return made.classes("outputs-grid").style(f"height: {height_px}px")
 
 
+def toggle(options: Sequence[str], value: str, on_change: Callable[[Any], Any]) -> ui.toggle:
+    """Show buttons of which one is chosen."""
+    choice = ui.toggle(list(options), value=value, on_change=on_change).classes("states")
+    choice.props("dense unelevated no-caps toggle-color=primary toggle-text-color=on-colour")
+    return choice
+
+
 def text_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Show names and texts in a panel."""
     with ui.card().classes("panel"):
-        ui.label(title).classes("panel-title")
+        heading(title)
         body = "".join(
             f"<tr><td class='quiet'>{escape(displayable(name))}</td>"
             f"<td class='mono'>{escape(displayable(text))}</td></tr>"
@@ -70,5 +78,7 @@ async def confirm(question: str, yes: str, no: str) -> bool:
         ui.label(question)
         with ui.row().classes("w-full justify-end"):
             ui.button(no, on_click=lambda: dialog.submit(False)).props("flat no-caps")
-            ui.button(yes, on_click=lambda: dialog.submit(True)).props("no-caps color=negative")
+            ui.button(yes, on_click=lambda: dialog.submit(True)).props(
+                "no-caps color=negative text-color=on-colour"
+            )
     return bool(await dialog)

@@ -298,9 +298,8 @@ const console_ui = (() => {
 
   // The icon of the tab has a dot in the colour of the state of the page's job.
   const showState = (state) => {
-    const colour = getComputedStyle(document.documentElement).getPropertyValue(`--${state}`).trim() || "#6b7280";
     const icon = document.querySelector("link[rel~='icon']");
-    const picture = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><rect width="24" height="24" rx="5" fill="#1d4ed8"/><path d="M5 6h9v3H5zM5 11h5v3H5z" fill="#fff"/><circle cx="17" cy="17" r="6.5" fill="${colour}" stroke="#fff" stroke-width="2"/></svg>`;
+    const picture = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><rect width="24" height="24" rx="5" fill="#1d4ed8"/><path d="M5 6h9v3H5zM5 11h5v3H5z" fill="#fff"/><circle cx="17" cy="17" r="6.5" fill="${colour(state) || "#6b7280"}" stroke="#fff" stroke-width="2"/></svg>`;
     if (icon) icon.href = `data:image/svg+xml,${encodeURIComponent(picture)}`;
   };
 
@@ -311,6 +310,28 @@ const console_ui = (() => {
   };
 
   // -- charts ----------------------------------------------------------------------------------
+  // A colour of the style sheet as it is now: a canvas cannot follow it.
+  const colour = (name) => getComputedStyle(document.body).getPropertyValue(`--${name}`).trim();
+
+  // Texts of charts that have been drawn follow the scheme.
+  const recolour = async () => {
+    const { echarts } = await import("nicegui-echart");
+    document.querySelectorAll("[_echarts_instance_]").forEach((place) => {
+      const chart = echarts.getInstanceByDom(place);
+      const axes = (name) => (chart.getOption()[name] || []).map(() => ({ axisLabel: { color: colour("quiet") } }));
+      const legends = (name) => (chart.getOption()[name] || []).map(() => ({ textStyle: { color: colour("quiet") } }));
+      chart.setOption({ xAxis: axes("xAxis"), yAxis: axes("yAxis"), legend: legends("legend"), visualMap: legends("visualMap") });
+    });
+  };
+  document.addEventListener("DOMContentLoaded", () => {
+    let scheme = "";
+    new MutationObserver(() => {
+      const before = scheme;
+      scheme = colour("quiet");
+      if (before && before !== scheme && document.querySelector("[_echarts_instance_]")) recolour();
+    }).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+  });
+
   // The value of a key that begins with a colon is a function.
   const prepared = (value) => {
     if (Array.isArray(value)) return value.map(prepared);
@@ -444,6 +465,7 @@ const console_ui = (() => {
     narrowEmulator,
     switchDark,
     showState,
+    colour,
     prepared,
     draw,
     zoomTogether,
