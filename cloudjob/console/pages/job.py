@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -139,6 +140,9 @@ class _JobPage:
     async def _build_overview(self) -> None:
         self._overview = Overview(self._job)
         self._overview.update(self._status, self._phases, self._hint, self._facts)
+        # A job of an earlier version has no description.
+        with contextlib.suppress(CloudJobError):
+            submitted.description(await in_thread(self._job.spec))
         if not self._status.is_over:
             with self._overview.top:
                 await NowPanel(self._console, self._job).start()
@@ -151,9 +155,7 @@ class _JobPage:
         with ui.row().classes("w-full items-center gap-3"):
             heading(displayable(status.name)).classes("job-title", remove="panel-title")
             badge(status.state.value)
-            ui.label(
-                " · ".join(filter(None, (duration(status), f"submitted {age(status)} ago")))
-            ).classes("quiet")
+            ui.label(" · ".join(filter(None, _when(status)))).classes("quiet")
             ui.space()
             copy = ui.button("Copy id", icon="content_copy", on_click=self._copy)
             copy.props("flat dense no-caps size=md")
@@ -184,6 +186,13 @@ class _JobPage:
                 ui.notify(f"Asked {self._job.id} to end.", type="positive")
             except CloudJobError as error:
                 ui.notify(displayable(error.message), type="negative", multi_line=True)
+
+
+def _when(status: JobStatus) -> tuple[str, ...]:
+    """Return how long the job has run, when it was submitted, and which attempt this is."""
+    attempt = status.attempt
+    number = f"attempt {attempt.number} of {attempt.most}" if attempt else ""
+    return duration(status), f"submitted {age(status)} ago", number
 
 
 def _hang_band(hang: Hang, job: Job, *, has_ended: bool) -> None:

@@ -55,12 +55,17 @@ def text_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Show names and texts in a panel."""
     with ui.card().classes("panel"):
         heading(title)
-        body = "".join(
-            f"<tr><td class='quiet'>{escape(displayable(name))}</td>"
-            f"<td class='mono'>{escape(displayable(text))}</td></tr>"
-            for name, text in rows
-        )
-        ui.html(f'<table class="plain">{body}</table>', sanitize=False).classes("w-full")
+        show_texts(rows)
+
+
+def show_texts(rows: Iterable[tuple[str, str]]) -> None:
+    """Show names and texts, each in a row."""
+    body = "".join(
+        f"<tr><th scope='row'>{escape(displayable(name))}</th>"
+        f"<td class='mono'>{escape(displayable(text))}</td></tr>"
+        for name, text in rows
+    )
+    ui.html(f'<table class="plain">{body}</table>', sanitize=False).classes("w-full")
 
 
 def show_command(text: str, command: str) -> None:

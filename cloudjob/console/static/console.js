@@ -238,7 +238,7 @@ const console_ui = (() => {
     // The chosen line stays in sight.
     view.wanted = query.text && !query.others ? 0 : view.line;
     const { text, ...rest } = query;
-    for (const name of ["node", "rank", "expression", "others"]) remember(name, rest[name] ?? "");
+    for (const name of ["node", "rank", "attempt", "expression", "others"]) remember(name, rest[name] ?? "");
     remember("q", text ?? "");
     view.reload();
   };
