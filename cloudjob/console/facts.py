@@ -59,9 +59,14 @@ def _described(job: Job) -> list[tuple[str, str]]:
         ("Sweep", grid.text_of(values)),
         ("Image", str(spec.get("image") or "")),
         ("Interpreter", _of_sections(spec, "python")),
-        ("Labels", _of_sections(spec, "labels")),
+        ("Labels", labels_of(spec)),
         ("Git commit", commit),
     ]
+
+
+def labels_of(spec: Mapping[str, Any]) -> str:
+    """Return the labels that a job has on its platform: ``team=vision``; empty without any."""
+    return _of_sections(spec, "labels")
 
 
 def _of_sections(spec: Mapping[str, Any], name: str) -> str:

@@ -105,7 +105,7 @@ class JobList:
         if query_platforms and active:
             leftovers.remove(self._home)
             queried = with_status(self._home, active, backend_settings)
-            rows = {job.id: row_of(status) for job, status in queried}
+            rows = {job.id: row_of(status, job.submitted_by) for job, status in queried}
         fresh = {
             record.job: rows.get(record.job)
             or self._current_row(record)
@@ -132,12 +132,13 @@ class JobList:
         """Return the row of a job from its record; only a damaged record costs a request."""
         job = attach(record, self._home, backend_settings)
         try:
-            return row_of(job.status() if record.final_json else job.unknown("…"))
+            status = job.status() if record.final_json else job.unknown("…")
+            return row_of(status, job.submitted_by)
         except CloudJobError as error:
-            return row_of(job.unknown(error.message))
+            return row_of(job.unknown(error.message), job.submitted_by)
 
 
-def row_of(status: JobStatus) -> Row:
+def row_of(status: JobStatus, submitted_by: str = "") -> Row:
     """Return the row of a job; times are in seconds since 1970, or 0 if not reached yet."""
     started = times.seconds_of(status.started_at or "")
     ended = times.seconds_of(status.ended_at or "")
@@ -146,6 +147,7 @@ def row_of(status: JobStatus) -> Row:
         "name": status.name,
         "sweep": grid.sweep_of(status.job),
         "backend": status.backend,
+        "user": displayable(submitted_by),
         "state": status.state.value,
         "is_final": status.state.is_final,
         "nodes": status.nodes,

@@ -8,6 +8,7 @@ from pathlib import Path
 from cloudjob.console.emulated import PREFIX, EmulatedJob
 from cloudjob.console.job_list import JobList
 from cloudjob.console.log_table import LogTable
+from cloudjob.console.results import ResultsCache
 from cloudjob.tracking import Job, find
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
@@ -22,6 +23,7 @@ class Console:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.jobs = JobList(home)
+        self.results = ResultsCache()
         # The logs by job and attempt.
         self._logs: dict[tuple[str, int | None], LogTable] = {}
         self._journals: dict[str, Journals] = {}

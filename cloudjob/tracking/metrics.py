@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cloudjob.errors import UsageError
@@ -48,6 +48,16 @@ class MetricPoint(NamedTuple):
     def title(self) -> str:
         """The name as people see it, which says whether a pattern stands behind it."""
         return f"{self.name} (detected)" if self.is_detected else self.name
+
+
+def last_values(points: Iterable[MetricPoint]) -> dict[str, float]:
+    """Return the last value of each metric; of several ranks, that of the lowest counts."""
+    last: dict[str, tuple[float, float]] = {}
+    for point in points:
+        rank = math.inf if point.rank is None else point.rank
+        if point.name not in last or rank <= last[point.name][0]:
+            last[point.name] = rank, point.value
+    return {name: value for name, (_, value) in last.items()}
 
 
 class _Found(NamedTuple):

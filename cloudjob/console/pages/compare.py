@@ -13,6 +13,7 @@ from cloudjob.console.facts import texts_of
 from cloudjob.console.job_list import row_of
 from cloudjob.console.pages.frame import frame, heading
 from cloudjob.console.pages.live import ChartView
+from cloudjob.console.results import legends
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
@@ -76,8 +77,7 @@ class _Comparison:
             ui.switch("Show equal values", on_change=self._change).props("dense")
         self._sections = await in_thread(_sections, self._jobs)
         self._tables()
-        running = [job for job in self._jobs if not job.has_final_status]
-        await ChartView((running or self._jobs)[0], self._curves, "").start()
+        await ChartView(self._jobs[0], self._curves, "", others=self._jobs).start()
         self._sections.append(await in_thread(_code, self._jobs))
         self._tables.refresh()
 
@@ -87,7 +87,8 @@ class _Comparison:
                 was_final = job.has_final_status
                 self._points[job.id] = await in_thread(self._console.metrics, job)
                 self._ended |= {job.id} if was_final else set()
-        return charts.compared_curves(self._points)
+        names = await in_thread(legends, self._jobs)
+        return charts.compared_curves({names[job]: each for job, each in self._points.items()})
 
     def _change(self, event: Any) -> None:
         self._shows_all = bool(event.value)

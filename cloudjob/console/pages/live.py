@@ -26,10 +26,15 @@ _THROTTLE_S = 0.2
 
 
 class Live:
-    """A part of a page that redraws itself every few seconds while the job runs."""
+    """A part of a page that redraws itself every few seconds while a job runs.
 
-    def __init__(self, job: Job) -> None:
+    Args:
+        others: Further jobs that it shows.
+    """
+
+    def __init__(self, job: Job, others: Sequence[Job] = ()) -> None:
         self.job = job
+        self._jobs = (job, *others)
         # A timer and a click may draw at the same time.
         self._drawing = asyncio.Lock()
         self._next_s = 0.0
@@ -38,13 +43,17 @@ class Live:
         """Draw now, and repeatedly until the job has ended."""
         self._note = ui.label().classes("quiet")
         self.container = ui.column().classes("w-full gap-3")
-        was_final = self.job.has_final_status
+        was_final = self._have_ended
         await self.refresh()
         if not was_final:
             timer = ui.timer(_REFRESH_S, lambda: self._on_timer(timer))
 
+    @property
+    def _have_ended(self) -> bool:
+        return all(job.has_final_status for job in self._jobs)
+
     async def _on_timer(self, timer: ui.timer) -> None:
-        if self.job.has_final_status:
+        if self._have_ended:
             timer.deactivate()
         elif time.monotonic() < self._next_s:
             return
@@ -119,8 +128,9 @@ class ChartView(Live):
         find: Callable[[], Awaitable[list[Chart]]],
         missing: str,
         choice: ViewChoice | None = None,
+        others: Sequence[Job] = (),
     ) -> None:
-        super().__init__(job)
+        super().__init__(job, others)
         self._find = find
         self._missing = missing
         self._choice = choice

@@ -36,8 +36,10 @@ const console_ui = (() => {
 
   const openJob = (event) => {
     if (event.event?.key && event.event.key !== "Enter") return;
-    if (event.column?.getColId().startsWith("ag-Grid-Selection")) return;
-    const path = `/job/${encodeURIComponent(event.data.job)}`;
+    const id = event.column?.getColId();
+    if (id?.startsWith("ag-Grid-Selection")) return;
+    const { job, sweep } = event.data;
+    const path = id === "sweep" && sweep ? `/sweep/${encodeURIComponent(sweep)}` : `/job/${encodeURIComponent(job)}`;
     if (event.event?.ctrlKey || event.event?.metaKey) window.open(path, "_blank");
     else window.location = path;
   };
@@ -49,15 +51,125 @@ const console_ui = (() => {
     history.replaceState(history.state, "", url);
   };
 
+  const sweep = ({ value }) => {
+    const mark = document.createElement("span");
+    mark.textContent = value;
+    if (value) mark.className = "nicegui-link";
+    return mark;
+  };
+
+  // -- groups, and columns on request: results of jobs arrive in the background
+  let group = "";
+  let columns = [];
+  const results = {};
+  const RESULTS = 20, AGAIN_S = 15, METRICS = 12;
+
+  // Rows of a group stay together, and groups are in the order of their first rows.
+  const grouped = ({ nodes }) => {
+    if (!group) return;
+    const groups = new Map();
+    for (const node of nodes) {
+      const key = node.data[group];
+      groups.set(key, [...(groups.get(key) || []), node]);
+    }
+    nodes.splice(0, nodes.length, ...[...groups.values()].flat());
+  };
+  const startsGroup = ({ api, data, rowIndex }) => {
+    if (!group || !rowIndex) return false;
+    return api.getDisplayedRowAtIndex(rowIndex - 1)?.data[group] !== data[group];
+  };
+
+  const result = ({ data, colDef }) => results[data.job]?.[colDef.field] ?? "";
+  const metricColumn = (name) => ({
+    colId: `metric ${name}`,
+    headerName: name,
+    width: 110,
+    type: "numericColumn",
+    valueGetter: ({ data }) => results[data.job]?.metrics[name] ?? null,
+    valueFormatter: ({ value }) => (typeof value === "number" ? String(number(value)) : value ?? ""),
+  });
+
+  // Reads what is missing of the first rows, some at a time.
+  const readResults = async () => {
+    const needs = columns.filter((name) => name !== "user");
+    if (!grid || !needs.length || document.hidden) return;
+    const metrics = columns.includes("metrics");
+    const jobs = [];
+    const last = Math.min(grid.getDisplayedRowCount(), 10 * RESULTS);
+    for (let place = 0; place < last && jobs.length < RESULTS; place++) {
+      const { data } = grid.getDisplayedRowAtIndex(place);
+      const known = results[data.job];
+      const isOld = known && !known.is_final && now() - known.at > AGAIN_S;
+      if (!known || (metrics && !known.with_metrics) || (metrics && isOld)) jobs.push(data.job);
+    }
+    if (!jobs.length) return;
+    const answer = await fetch(`/api/results?${new URLSearchParams({ jobs: jobs.join(), metrics })}`);
+    const found = await answer.json();
+    for (const job of jobs) {
+      results[job] = { metrics: {}, ...found.jobs[job], at: now(), with_metrics: metrics };
+    }
+    defineColumns();
+    grid.refreshCells({ force: true });
+    setTimeout(readResults, 0);
+  };
+
+  const defineColumns = () => {
+    const names = [...new Set(Object.values(results).flatMap((each) => Object.keys(each.metrics)))].slice(0, METRICS);
+    const wanted = columns.includes("metrics") ? names : [];
+    const current = grid.getColumnDefs();
+    const others = current.filter(({ colId }) => !colId.startsWith("metric "));
+    if (current.length !== others.length + wanted.length) {
+      grid.setGridOption("columnDefs", [...others, ...wanted.map(metricColumn)]);
+    }
+  };
+
+  const showColumns = (names) => {
+    columns = names;
+    remember("columns", names.join());
+    narrow(grid);
+    defineColumns();
+    readResults();
+  };
+
+  const groupBy = (name) => {
+    group = name;
+    remember("group", name);
+    narrow(grid);
+    grid.refreshClientSideRowModel("sort");
+    grid.redrawRows();
+  };
+
+  // The number of jobs beside each state of the filter.
+  const count = () => {
+    const counts = { all: 0 };
+    grid.forEachNode(({ data }) => {
+      counts.all += 1;
+      counts[data.state] = (counts[data.state] || 0) + 1;
+    });
+    document.querySelectorAll(".states .q-btn").forEach((button) => {
+      const label = button.querySelector(".block");
+      if (counts[label?.textContent]) label.dataset.count = counts[label.textContent].toLocaleString();
+      else delete label?.dataset.count;
+    });
+  };
+
   const narrow = (api) => {
     const width = window.innerWidth;
+    for (const name of ["values", "labels", "user"]) api.setColumnsVisible([name], columns.includes(name) || group === name);
     api.setColumnsVisible(["sweep", "backend", "nodes", "exit_code"], width >= 900);
     api.setColumnsVisible(["ranks", "created", "started", "reason"], width >= 640);
   };
 
   const jobs = async (api, chosen) => {
     grid = api;
-    states = chosen;
+    ({ state: states, group, columns } = chosen);
+    const [, colId, sort] = /^(\w+)-(asc|desc)$/.exec(chosen.sort) || [];
+    if (colId) api.applyColumnState({ state: [{ colId, sort }], defaultState: { sort: null } });
+    api.addEventListener("sortChanged", () => {
+      const by = api.getColumnState().find((each) => each.sort);
+      remember("sort", by ? `${by.colId}-${by.sort}` : "");
+      api.redrawRows();
+    });
     api.setGridOption("loading", true);
     narrow(api);
     window.addEventListener("resize", () => narrow(api));
@@ -88,6 +200,8 @@ const console_ui = (() => {
         }
         version = found.version;
         error(found.error);
+        count();
+        readResults();
       } catch (failure) {
         error(failure instanceof TypeError ? "the console has stopped" : failure.message);
       }
@@ -458,6 +572,12 @@ const console_ui = (() => {
     seconds: ({ value }) => span(value),
     duration,
     state,
+    sweep,
+    result,
+    grouped,
+    startsGroup,
+    showColumns,
+    groupBy,
     openJob,
     file,
     previewButton,
