@@ -519,8 +519,7 @@ def _rm(options: argparse.Namespace) -> int:
         print_message(counted(len(removed), "orphan"))
         return 0
     job = cloudjob.attach(options.job)
-    if job.status().state in ("PENDING", "RUNNING"):
-        raise UsageError(f"removing {job.id}: it has not ended", hint=f"cloudjob cancel {job.id}")
+    job.need_ended("removing")
     if not options.force:
         job.need_here("removing")
         if outputs := job.outputs(is_own=True):

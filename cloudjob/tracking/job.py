@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +186,29 @@ class Job:
 
         return contents.read(self._access.store, JobPaths(self.id).code)
 
+    def code_contents(self, digests: Collection[str], *, limit_bytes: int) -> dict[str, bytes]:
+        """Return the contents of files of its package by digest, without those that are larger.
+
+        Raises:
+            StoreError: The package is no longer in the store, or cannot be read.
+        """
+        from cloudjob.package import contents
+
+        key = JobPaths(self.id).code
+        return contents.read_files(self._access.store, key, digests, limit_bytes=limit_bytes)
+
     # -- status -----------------------------------------------------------------------------------
+
+    def need_ended(self, doing: str) -> None:
+        """Check that the job has ended.
+
+        Raises:
+            UsageError: It waits or runs, so that ``doing`` is not possible.
+        """
+        if self.status().state in (JobState.PENDING, JobState.RUNNING):
+            raise UsageError(
+                f"{doing} {self.id}: it has not ended", hint=f"cloudjob cancel {self.id}"
+            )
 
     def status(self) -> JobStatus:
         """Return the status of the job; if the store does not answer, this takes a few seconds."""

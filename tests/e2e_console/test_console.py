@@ -284,9 +284,10 @@ def test_jobs_are_compared_in_results_description_variables_code_and_curves(
     page = open_page(home)
     page.open(f"/compare?jobs={failed},{other}")
 
-    page.shows(failed, other, "SUCCEEDED", "FAILED", '["3", "--fail"]', '["1"]')
+    page.shows(failed, other, "SUCCEEDED", "FAILED", "Arguments", "--fail", "Last metrics")
     page.shows("Variables", "LR", "0.1", "0.2", "Code", "train.py")
     page.await_true(f"{CHARTS}.length === 1")
+    page.await_true("!!document.querySelector('.added')?.textContent.includes('+# changed')")
     assert "start_timeout_min" not in page.text
     page.click(".q-toggle")
     page.shows("start_timeout_min")
@@ -400,6 +401,35 @@ def test_dark_mode_stays_from_page_to_page(home: Path, failed: str, open_page: O
     page.shows("failing")
 
     page.await_true(f"document.body.classList.contains('body--dark') !== {json.dumps(is_dark)}")
+
+
+def test_a_job_is_submitted_again_and_removed(
+    home: Path, failed: str, source: Path, open_page: OpenPage
+):
+    done = run(home, "submit", "--json", "--name", "once", "train.py", "1", cwd=source)
+    job = str(json.loads(done.stdout)["job"])
+    page = open_page(home)
+    page.open(f"/job/{job}")
+    page.click("button", "Submit again")
+    page.click(".q-dialog button", "Submit")
+    page.await_true(f"!location.pathname.endsWith({json.dumps(job)})")
+    page.await_true("/^\\/job\\/once-/.test(location.pathname)")
+    again = urlsplit(page.driver.current_url).path.rpartition("/")[2]
+    assert run(home, "wait", again).returncode == 0
+
+    page.shows("SUCCEEDED")
+    page.click("button", "Remove")
+    page.shows(f"Remove {again}?")
+    page.click(".q-dialog button", "Remove")
+    page.await_true("location.pathname === '/'")
+    assert run(home, "status", again).returncode == 6
+
+    # A job with outputs says how many files go with it.
+    page.open(f"/job/{failed}")
+    page.click("button", "Remove")
+    page.shows(f"Remove {failed} and its", "output file")
+    page.click(".q-dialog button", "Keep it")
+    assert run(home, "status", failed).returncode == 0
 
 
 def test_axe_finds_nothing_in_any_view_in_either_scheme(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple
 from nicegui import ui
 
 from cloudjob.console import charts
+from cloudjob.console.code_diff import diffs
 from cloudjob.console.facts import texts_of
 from cloudjob.console.job_list import row_of
 from cloudjob.console.pages.frame import frame, heading
@@ -25,6 +28,7 @@ from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract.packages import FILE, FOLDER
 
 MAX_JOBS = 8
+_NUMBER = re.compile(r"-\.?[0-9][0-9.]*(e[-+]?[0-9]+)?", re.IGNORECASE)
 # A page with more files would take seconds to load.
 _MAX_FILES = 1000
 
@@ -78,8 +82,13 @@ class _Comparison:
         self._sections = await in_thread(_sections, self._jobs)
         self._tables()
         await ChartView(self._jobs[0], self._curves, "", others=self._jobs).start()
+        self._sections.append(await in_thread(_metrics, self._console, self._jobs))
         self._sections.append(await in_thread(_code, self._jobs))
         self._tables.refresh()
+        first, *others = self._jobs
+        for other in others:
+            if other.code_digest != first.code_digest:
+                await _show_diffs(first, other)
 
     async def _curves(self) -> list[charts.Chart]:
         for job in self._jobs:
@@ -136,13 +145,67 @@ def _sections(jobs: Sequence[Job]) -> list[_Section]:
             specs.append({})
             notes.append(error.message)
     variables = [spec.pop("env", None) or {} for spec in specs]
+    arguments = [by_option(spec.pop("args", None) or ()) for spec in specs]
     return [
         _Section("Results", [_result(job) for job in jobs]),
         _Section(
             "Description", [texts_of(spec, keeps_empty=False) for spec in specs], "; ".join(notes)
         ),
+        _Section("Arguments", arguments),
         _Section("Variables", [texts_of(each) for each in variables]),
     ]
+
+
+async def _show_diffs(one: Job, other: Job) -> None:
+    """Show how the texts of two packages differ."""
+    try:
+        found = await in_thread(lambda: list(diffs(one, other)))
+    except CloudJobError:
+        # The table of files says so.
+        return
+    for diff in found:
+        with ui.card().classes("panel"):
+            heading(f"{diff.name}: {one.id} → {other.id}")
+            if diff.note:
+                ui.label(diff.note).classes("quiet")
+            if diff.lines:
+                text = "\n".join(_diff_line(line) for line in diff.lines)
+                pre = f'<pre class="lines" tabindex="0">{text}</pre>'
+                ui.html(pre, sanitize=False).classes("w-full")
+
+
+def _diff_line(line: str) -> str:
+    kind = {"+": "added", "-": "removed", "@": "quiet"}.get(line[:1], "")
+    return f'<span class="{kind}">{escape(line)}</span>'
+
+
+def by_option(args: Sequence[object]) -> dict[str, str]:
+    """Return the arguments of a script by option; those before the first one are numbered.
+
+    Words after an option are its values, unless they look like another option; one without a value
+    is "set".
+    """
+    found: dict[str, list[list[str]]] = {}
+    values: list[str] | None = None
+    for word in map(str, args):
+        if word.startswith("-") and not _NUMBER.fullmatch(word):
+            option, is_joined, value = word.partition("=")
+            values = [value] if is_joined else []
+            found.setdefault(option, []).append(values)
+        elif values is None:
+            found[f"argument {len(found) + 1}"] = [[word]]
+        else:
+            values.append(word)
+    return {
+        name: " ".join(shlex.join(each) or "set" for each in uses) for name, uses in found.items()
+    }
+
+
+def _metrics(console: Console, jobs: Sequence[Job]) -> _Section:
+    """Return the last values of the metrics; this may read whole logs."""
+    found = [console.results.of(job, with_metrics=True).metrics for job in jobs]
+    columns = [{name: f"{value:.6g}" for name, value in each.items()} for each in found]
+    return _Section("Last metrics", columns)
 
 
 def _result(job: Job) -> dict[str, str]:

@@ -77,13 +77,14 @@ def show_command(text: str, command: str) -> None:
         button.props('flat dense round size=sm aria-label="Copy the command"')
 
 
-async def confirm(question: str, yes: str, no: str) -> bool:
+async def confirm(question: str, yes: str, no: str, *, is_dangerous: bool = True) -> bool:
     """Ask in a dialog; closing it means no."""
+    colour = "negative" if is_dangerous else "primary"
     with ui.dialog() as dialog, ui.card():
         ui.label(question)
         with ui.row().classes("w-full justify-end"):
             ui.button(no, on_click=lambda: dialog.submit(False)).props("flat no-caps")
             ui.button(yes, on_click=lambda: dialog.submit(True)).props(
-                "no-caps color=negative text-color=on-colour"
+                f"no-caps color={colour} text-color=on-colour"
             )
     return bool(await dialog)

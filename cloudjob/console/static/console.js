@@ -417,6 +417,13 @@ const console_ui = (() => {
     if (icon) icon.href = `data:image/svg+xml,${encodeURIComponent(picture)}`;
   };
 
+  const mayNotify = async () =>
+    "Notification" in window && (await Notification.requestPermission()) === "granted";
+  const notifyUser = (title, body) => {
+    const note = new Notification(title, { body, icon: "/static/icon.svg" });
+    note.onclick = () => window.focus();
+  };
+
   const switchDark = () => {
     const dark = !document.body.classList.contains("body--dark");
     document.cookie = `cloudjob-console-dark=${dark ? 1 : 0}; path=/; max-age=31536000; samesite=strict`;
@@ -585,6 +592,8 @@ const console_ui = (() => {
     narrowEmulator,
     switchDark,
     showState,
+    mayNotify,
+    notifyUser,
     colour,
     prepared,
     draw,
