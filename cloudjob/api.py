@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import logging
 import os
 from importlib import import_module
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from cloudjob.tracking.journals import Journals as Journals, RankPoint as RankPoint
     from cloudjob.tracking.log import LogLine as LogLine
     from cloudjob.tracking.log_filter import LogFilter as LogFilter
-    from cloudjob.tracking.metrics import MetricPoint as MetricPoint
+    from cloudjob.tracking.metrics import MetricPoint as MetricPoint, Metrics as Metrics
     from cloudjob.tracking.outputs import Output as Output, Outputs as Outputs
     from cloudjob.tracking.profile import JobProfile as JobProfile
     from cloudjob.tracking.stacks import JobStacks as JobStacks, StackGroup as StackGroup
@@ -76,6 +77,7 @@ _MODULES = {
     "LogFilter": "cloudjob.tracking.log_filter",
     "LogLine": "cloudjob.tracking.log",
     "MetricPoint": "cloudjob.tracking.metrics",
+    "Metrics": "cloudjob.tracking.metrics",
     "Output": "cloudjob.tracking.outputs",
     "Outputs": "cloudjob.tracking.outputs",
     "Preview": "cloudjob.submission.preview",
@@ -84,6 +86,14 @@ _MODULES = {
     "StackGroup": "cloudjob.tracking.stacks",
     "Sweep": "cloudjob.tracking.sweep",
 }
+
+
+def _pickled(job: Job) -> tuple[Callable[[str], Job], tuple[str]]:
+    return attach, (job.handle or job.id,)
+
+
+# Another process, such as a worker of a pool, attaches to the job: it has locks and open stores.
+copyreg.pickle(Job, _pickled)
 
 # A library does not print; a program that wants the notices configures logging.
 logging.getLogger("cloudjob").addHandler(logging.NullHandler())

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cloudjob.model import attached
     from cloudjob.tracking.forwarding import Forwarding
     from cloudjob.tracking.journals import Journals
-    from cloudjob.tracking.metrics import MetricPoint, MetricReader
+    from cloudjob.tracking.metrics import MetricPoint, MetricReader, Metrics
     from cloudjob.tracking.outputs import Outputs
     from cloudjob.tracking.profile import JobProfile
     from cloudjob.tracking.stacks import JobStacks
@@ -412,6 +412,16 @@ class Job:
         if status.phases or status.state.is_final:
             return status.phases
         return self.latest().phases
+
+    def metrics(self, patterns: Mapping[str, str] | None = None) -> Metrics:
+        """Return what ``training_metrics`` returns, which ``to_pandas()`` makes a table.
+
+        Raises:
+            CloudJobError: The log or the outputs cannot be read.
+        """
+        from cloudjob.tracking.metrics import Metrics
+
+        return Metrics(self.metric_points(patterns))
 
     def training_metrics(self, patterns: Mapping[str, str] | None = None) -> list[MetricPoint]:
         """Return the metrics that ranks have printed and those in the outputs' event files.

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from cloudjob.errors import UsageError
@@ -48,6 +49,36 @@ class MetricPoint(NamedTuple):
     def title(self) -> str:
         """The name as people see it, which says whether a pattern stands behind it."""
         return f"{self.name} (detected)" if self.is_detected else self.name
+
+
+class Metrics(tuple[MetricPoint, ...]):
+    """The metrics of a training, point by point."""
+
+    __slots__ = ()
+
+    def last(self) -> dict[str, float]:
+        """Return the last value of each metric; of several ranks, that of the lowest counts."""
+        return last_values(self)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the fields of all points by name: ``{"name": ["loss", …], "value": [0.3, …]}``."""
+        return {
+            name: [point[place] for point in self] for place, name in enumerate(MetricPoint._fields)
+        }
+
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame`` with a row for each point.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise UsageError(
+                f"making a table of metrics: {error}", hint="pip install pandas"
+            ) from error
+        return pandas.DataFrame(self.columns())
 
 
 def last_values(points: Iterable[MetricPoint]) -> dict[str, float]:
