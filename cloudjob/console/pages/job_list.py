@@ -37,7 +37,7 @@ _GROUPS = {"": "no groups", "sweep": "sweep", "state": "state", "name": "name", 
 # The most jobs whose results one request returns.
 _MAX_RESULTS = 20
 _COLUMNS = [
-    _column("job", "Job", flex=3, minWidth=150, cellClass="mono", filter="agTextColumnFilter"),
+    _column("job", "Job", flex=3, minWidth=190, cellClass="mono", filter="agTextColumnFilter"),
     _column("state", "State", width=130, **{":cellRenderer": "console_ui.state"}),
     _column(
         "sweep",

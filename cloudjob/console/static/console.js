@@ -118,9 +118,9 @@ const console_ui = (() => {
     const wanted = columns.includes("metrics") ? names : [];
     const current = grid.getColumnDefs();
     const others = current.filter(({ colId }) => !colId.startsWith("metric "));
-    if (current.length !== others.length + wanted.length) {
-      grid.setGridOption("columnDefs", [...others, ...wanted.map(metricColumn)]);
-    }
+    if (current.length === others.length + wanted.length) return;
+    const place = 1 + others.findIndex(({ colId }) => colId === "values");
+    grid.setGridOption("columnDefs", others.toSpliced(place, 0, ...wanted.map(metricColumn)));
   };
 
   const showColumns = (names) => {
