@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from cloudjob.console.pages.compare import MAX_JOBS
 from cloudjob.console.pages.frame import frame
 from cloudjob.console.pages.http import json_response
 from cloudjob.console.pages.widgets import column, confirm, grid, toggle
+from cloudjob.console.results import Results
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
@@ -36,6 +38,8 @@ _OPTIONAL = {"values": "Sweep values", "user": "User", "labels": "Labels", "metr
 _GROUPS = {"": "no groups", "sweep": "sweep", "state": "state", "name": "name", "user": "user"}
 # The most jobs whose results one request returns.
 _MAX_RESULTS = 20
+# Seconds after which a request returns what it has; the page asks for the others again.
+_RESULTS_S = 5.0
 _COLUMNS = [
     _column("job", "Job", flex=3, minWidth=190, cellClass="mono", filter="agTextColumnFilter"),
     _column("state", "State", width=130, **{":cellRenderer": "console_ui.state"}),
@@ -118,15 +122,19 @@ class _Results(NamedTuple):
 
 def _results(console: Console, jobs: str, metrics: bool) -> _Results:
     found = {}
+    end_s = time.monotonic() + _RESULTS_S
     for job in jobs.split(",")[:_MAX_RESULTS]:
+        if time.monotonic() > end_s:
+            break
+        results = Results()
         with contextlib.suppress(CloudJobError):
             results = console.results.of(console.job(job), with_metrics=metrics)
-            # JSON has no number that is infinite or none.
-            values = {
-                name: value if math.isfinite(value) else str(value)
-                for name, value in results.metrics.items()
-            }
-            found[job] = {**results._asdict(), "metrics": values}
+        # JSON has no number that is infinite or none.
+        values = {
+            name: value if math.isfinite(value) else str(value)
+            for name, value in results.metrics.items()
+        }
+        found[job] = {**results._asdict(), "metrics": values}
     return _Results(found)
 
 
@@ -174,6 +182,7 @@ class _JobsPage:
                     "headerHeight": 36,
                     "tooltipShowDelay": 400,
                     "quickFilterText": text,
+                    "cacheQuickFilter": True,
                     "suppressCellFocus": False,
                     "overlayNoRowsTemplate": "No jobs yet: <code>cloudjob submit train.py</code>",
                     ":onGridReady": f"params => console_ui.jobs(params.api, {shown})",

@@ -85,14 +85,16 @@ const console_ui = (() => {
     headerName: name,
     width: 110,
     type: "numericColumn",
-    valueGetter: ({ data }) => results[data.job]?.metrics[name] ?? null,
+    // A job may call a metric "constructor".
+    valueGetter: ({ data }) => new Map(Object.entries(results[data.job]?.metrics ?? {})).get(name) ?? null,
     valueFormatter: ({ value }) => (typeof value === "number" ? String(number(value)) : value ?? ""),
   });
 
   // Reads what is missing of the first rows, some at a time.
+  let isReading = false;
   const readResults = async () => {
     const needs = columns.filter((name) => name !== "user");
-    if (!grid || !needs.length || document.hidden) return;
+    if (!grid || !needs.length || document.hidden || isReading) return;
     const metrics = columns.includes("metrics");
     const jobs = [];
     const last = Math.min(grid.getDisplayedRowCount(), 10 * RESULTS);
@@ -103,10 +105,15 @@ const console_ui = (() => {
       if (!known || (metrics && !known.with_metrics) || (metrics && isOld)) jobs.push(data.job);
     }
     if (!jobs.length) return;
-    const answer = await fetch(`/api/results?${new URLSearchParams({ jobs: jobs.join(), metrics })}`);
-    const found = await answer.json();
-    for (const job of jobs) {
-      results[job] = { metrics: {}, ...found.jobs[job], at: now(), with_metrics: metrics };
+    isReading = true;
+    const path = `/api/results?${new URLSearchParams({ jobs: jobs.join(), metrics })}`;
+    const found = await fetch(path).then((answer) => answer.json()).catch(() => null);
+    isReading = false;
+    // The next refresh says why the console does not answer.
+    if (!found?.jobs) return;
+    // Jobs for which there was no time are asked for again.
+    for (const [job, each] of Object.entries(found.jobs)) {
+      results[job] = { ...each, at: now(), with_metrics: metrics };
     }
     defineColumns();
     grid.refreshCells({ force: true });
@@ -120,7 +127,8 @@ const console_ui = (() => {
     const others = current.filter(({ colId }) => !colId.startsWith("metric "));
     if (current.length === others.length + wanted.length) return;
     const place = 1 + others.findIndex(({ colId }) => colId === "values");
-    grid.setGridOption("columnDefs", others.toSpliced(place, 0, ...wanted.map(metricColumn)));
+    others.splice(place, 0, ...wanted.map(metricColumn));
+    grid.setGridOption("columnDefs", others);
   };
 
   const showColumns = (names) => {
