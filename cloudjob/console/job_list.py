@@ -21,6 +21,8 @@ from cloudjob.tracking.lookup import attach
 # Longer reasons are cut; the page of the job shows them in full.
 _REASON_CHARS = 400
 _REFRESH_S = 2.0
+# The rows that are read before all others.
+_FIRST_ROWS = 200
 # The thread pauses after this many seconds without a request from a page.
 _UNWATCHED_S = 15.0
 
@@ -77,14 +79,16 @@ class JobList:
             return Changes(self._version, rows, removed, self._error)
 
     def _run(self) -> None:
-        is_first = True
+        # What fits on a screen comes first, then all jobs, and then what platforms say about them.
+        steps = iter([(False, _FIRST_ROWS), (False, -1)])
         while True:
+            query_platforms, limit = next(steps, (True, -1))
             with self._changed:
                 self._changed.wait_for(
                     lambda: time.monotonic() < self._requested_at_s + _UNWATCHED_S
                 )
             try:
-                self._refresh(query_platforms=not is_first)
+                self._refresh(query_platforms=query_platforms, limit=limit)
                 error = ""
             except CloudJobError as failure:
                 error = failure.message
@@ -93,13 +97,12 @@ class JobList:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
-            if not is_first:
+            if query_platforms:
                 time.sleep(_REFRESH_S)
-            is_first = False
 
-    def _refresh(self, *, query_platforms: bool) -> None:
+    def _refresh(self, *, query_platforms: bool, limit: int) -> None:
         with Records(records_path(self._home)) as db:
-            records = db.list()
+            records = db.list(limit=limit)
         active = [record for record in records if not record.final_json]
         rows: dict[str, Row] = {}
         if query_platforms and active:

@@ -296,6 +296,29 @@ def test_jobs_are_compared_in_results_description_variables_code_and_curves(
     page.shows("The packages are equal.")
 
 
+def test_a_sweep_shows_values_beside_metrics_and_the_list_has_columns_for_both(
+    home: Path, tmp_path: Path, open_page: OpenPage
+):
+    folder = tmp_path / "swept"
+    folder.mkdir()
+    (folder / "train.py").write_text("import sys\nprint('loss', sys.argv[1])\n")
+    options = ("--sweep", "lr=0.5,0.25", "--launcher", "python", "train.py", "{lr}")
+    done = run(home, "submit", "--json", *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    page = open_page(home)
+    page.open("/?columns=values,metrics,user&group=sweep&q=train-")
+    heads = "[...document.querySelectorAll('.jobs-grid .ag-header-cell-text')]"
+    page.await_true(f"{heads}.some(e => e.textContent === 'loss')")
+    page.shows("lr=0.5", "lr=0.25", "@")
+    page.await_true("!!document.querySelector('.states [data-count]')")
+
+    page.click(".jobs-grid .nicegui-link", "train-")
+    page.await_true("location.pathname.startsWith('/sweep/train-')")
+    page.shows("2 SUCCEEDED", "lr", "loss ↓", "0.25 (best)")
+    page.await_true(f"{CHARTS}.length === 1")
+    save_screenshot(page, "sweep")
+
+
 def test_jobs_of_the_emulator_are_listed_with_their_logs_whichever_client_created_them(
     open_page: OpenPage,
 ):
