@@ -447,10 +447,9 @@ def test_a_job_is_submitted_again_and_removed(
     page.await_true("location.pathname === '/'")
     assert run(home, "status", again).returncode == 6
 
-    # A job with outputs says how many files go with it.
     page.open(f"/job/{failed}")
     page.click("button", "Remove")
-    page.shows(f"Remove {failed} and its", "output file")
+    page.shows(f"Remove {failed}?")
     page.click(".q-dialog button", "Keep it")
     assert run(home, "status", failed).returncode == 0
 
