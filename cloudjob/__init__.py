@@ -35,6 +35,7 @@ __all__ = [
     "LogLine",
     "Metric",
     "MetricPoint",
+    "Metrics",
     "NotAuthorised",
     "NotReady",
     "Output",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import logging
 import os
 from importlib import import_module
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from cloudjob.tracking.journals import Journals as Journals, RankPoint as RankPoint
     from cloudjob.tracking.log import LogLine as LogLine
     from cloudjob.tracking.log_filter import LogFilter as LogFilter
-    from cloudjob.tracking.metrics import MetricPoint as MetricPoint
+    from cloudjob.tracking.metrics import MetricPoint as MetricPoint, Metrics as Metrics
     from cloudjob.tracking.outputs import Output as Output, Outputs as Outputs
     from cloudjob.tracking.profile import JobProfile as JobProfile
     from cloudjob.tracking.stacks import JobStacks as JobStacks, StackGroup as StackGroup
@@ -78,7 +79,7 @@ _MODULES = {
         "tracking.journals": "Journals RankPoint",
         "tracking.log": "LogLine",
         "tracking.log_filter": "LogFilter",
-        "tracking.metrics": "MetricPoint",
+        "tracking.metrics": "MetricPoint Metrics",
         "tracking.outputs": "Output Outputs",
         "tracking.profile": "JobProfile",
         "tracking.stacks": "JobStacks StackGroup",
@@ -86,6 +87,14 @@ _MODULES = {
     }.items()
     for name in names.split()
 }
+
+
+def _pickled(job: Job) -> tuple[Callable[[str], Job], tuple[str]]:
+    return attach, (job.handle or job.id,)
+
+
+# Another process, such as a worker of a pool, attaches to the job: it has locks and open stores.
+copyreg.pickle(Job, _pickled)
 
 # A library does not print; a program that wants the notices configures logging.
 logging.getLogger("cloudjob").addHandler(logging.NullHandler())

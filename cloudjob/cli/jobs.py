@@ -37,7 +37,7 @@ from cloudjob.cli.options import (
     number_list,
     whole_number,
 )
-from cloudjob.cli.status import print_status, report, status_json
+from cloudjob.cli.status import print_status, report, running_hangs, status_json
 from cloudjob.cli.tables import print_fitting, print_table
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import grid
@@ -248,11 +248,12 @@ def _show_list(found: _Found, options: argparse.Namespace, *, is_all: bool) -> i
         print(f"[{', '.join(map(_json_of, found))}]")
     elif found and sys.stdout.isatty() and not (options.all or options.limit):
         # The prompt needs a line, too.
-        shown = _print_jobs(found, options, height=shutil.get_terminal_size().lines - 2)
+        height = shutil.get_terminal_size().lines - 2
+        shown = _print_jobs(found, options, height, asks_nodes=True)
         if more := len(found) - shown:
             print_message(f"{more} more; --all shows all, --watch scrolls")
     elif found:
-        _print_jobs(found, options)
+        _print_jobs(found, options, asks_nodes=True)
     else:
         print_message(_NO_JOBS if is_all else "no jobs match")
     return 0
@@ -280,22 +281,34 @@ def _rows(found: _Found) -> _Rows:
     ]
 
 
-def _print_jobs(found: _Found, options: argparse.Namespace, height: int | None = None) -> int:
-    """Print a table of the jobs that fit into ``height`` lines, and return their number."""
+def _print_jobs(
+    found: _Found,
+    options: argparse.Namespace,
+    height: int | None = None,
+    *,
+    asks_nodes: bool = False,
+) -> int:
+    """Print a table of the jobs that fit into ``height`` lines, and return their number.
+
+    Args:
+        asks_nodes: Whether to look for hangs at the ends of the logs of running jobs.
+    """
     from cloudjob.model import summary
 
     sweep = sweeps.sweep_of(options.sweep) if options.sweep else None
     more = [*(["BY"] if options.store else []), *(["VALUES"] if options.sweep else [])]
     headers = ("JOB", "STATE", "BACKEND", "NODES", "RANKS", "AGE", "DURATION", *more, "REASON")
     cells = []
-    for each, job in _rows(found if height is None else found[: max(1, height)]):
+    rows = _rows(found if height is None else found[: max(1, height)])
+    hangs = running_hangs(rows) if asks_nodes else {}
+    for each, job in rows:
         ranks = each.nodes * each.procs_per_node or "?"
         added = [job.submitted_by if job else ""] if options.store else []
         if options.sweep:
             added.append(sweeps.values_text(sweep, each.job, job))
         cells.append(
             (each.job, each.state, each.backend, each.nodes, ranks, summary.age(each),
-             summary.duration(each), *added, summary.reason(each))
+             summary.duration(each), *added, hangs.get(each.job) or summary.reason(each))
         )  # fmt: skip
     numbers = ("NODES", "RANKS", "AGE", "DURATION")
     if height is not None:
@@ -524,8 +537,7 @@ def _rm(options: argparse.Namespace) -> int:
         print_message(counted(len(removed), "orphan"))
         return 0
     job = cloudjob.attach(options.job)
-    if job.status().state in ("PENDING", "RUNNING"):
-        raise UsageError(f"removing {job.id}: it has not ended", hint=f"cloudjob cancel {job.id}")
+    job.need_ended("removing")
     if not options.force:
         job.need_here("removing")
         if outputs := job.outputs(is_own=True):

@@ -136,15 +136,20 @@ def _show_ranking(options: argparse.Namespace) -> None:
     )
     if options.json:
         rows = [
-            {"job": job.id, "values": values, "value": value if value is not None
+            {"job": job.id, "values": job.sweep_values(), "value": value if value is not None
              and math.isfinite(value) else None}
-            for job, values, value in ranking
+            for job, _, value in ranking
         ]  # fmt: skip
         print_json(rows)
         return
     shown = [
-        ("-" if value is None else f"{value:.6g}", job.id, job.status().state, grid.text_of(values))
-        for job, values, value in ranking
+        (
+            "-" if value is None else f"{value:.6g}",
+            job.id,
+            job.status().state,
+            grid.text_of(job.sweep_values()),
+        )
+        for job, _, value in ranking
     ]
     print_table(shown, (name, "JOB", "STATE", "VALUES"), numbers=(name,))
 

@@ -10,6 +10,8 @@ from typing import Any
 from cloudjob.console.text import displayable
 from cloudjob.errors import CloudJobError
 from cloudjob.model import grid, summary
+from cloudjob.model.job import JobSpec
+from cloudjob.model.keys import Section, Values
 from cloudjob.model.rules import VARIABLE_FIELDS
 from cloudjob.model.status import JobStatus
 from cloudjob.model.text import counted, size_text
@@ -56,8 +58,37 @@ def _described(job: Job) -> list[tuple[str, str]]:
         ("Command", shlex.join(filter(None, map(str, words)))),
         ("Sweep", grid.text_of(values)),
         ("Image", str(spec.get("image") or "")),
+        ("Interpreter", _of_sections(spec, "python")),
+        ("Labels", labels_of(spec)),
         ("Git commit", commit),
     ]
+
+
+def labels_of(spec: Mapping[str, Any]) -> str:
+    """Return the labels that a job has on its platform: ``team=vision``; empty without any."""
+    return _of_sections(spec, "labels")
+
+
+def _of_sections(spec: Mapping[str, Any], name: str) -> str:
+    """Return the value of a key of the section of the job's backend; empty if it is not set."""
+    section = spec.get(str(spec.get("backend")))
+    value = section.get(name) if isinstance(section, Mapping) else None
+    return grid.text_of(value) if isinstance(value, Mapping) else str(value or "")
+
+
+def changed(spec: Mapping[str, Any], model: type[Values] = JobSpec) -> dict[str, Any]:
+    """Return what of a recorded description differs from the defaults, section by section."""
+    found = {}
+    for name, value in spec.items():
+        item = model.KEYS.get(name)
+        if item and isinstance(item.kind, Section) and isinstance(value, Mapping):
+            value = changed(value, item.kind.model)
+        default = item.default if item else None
+        # JSON has lists and objects for what the model has in other types.
+        plain = list(default) if isinstance(default, tuple) else default
+        if value != (dict(plain) if isinstance(plain, Mapping) else plain) and value != {}:
+            found[name] = value
+    return found
 
 
 def clock(moment: str | None) -> str:

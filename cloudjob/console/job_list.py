@@ -21,6 +21,8 @@ from cloudjob.tracking.lookup import attach
 # Longer reasons are cut; the page of the job shows them in full.
 _REASON_CHARS = 400
 _REFRESH_S = 2.0
+# The rows that are read before all others.
+_FIRST_ROWS = 200
 # The thread pauses after this many seconds without a request from a page.
 _UNWATCHED_S = 15.0
 
@@ -77,14 +79,16 @@ class JobList:
             return Changes(self._version, rows, removed, self._error)
 
     def _run(self) -> None:
-        is_first = True
+        # What fits on a screen comes first, then all jobs, and then what platforms say about them.
+        steps = iter([(False, _FIRST_ROWS), (False, -1)])
         while True:
+            query_platforms, limit = next(steps, (True, -1))
             with self._changed:
                 self._changed.wait_for(
                     lambda: time.monotonic() < self._requested_at_s + _UNWATCHED_S
                 )
             try:
-                self._refresh(query_platforms=not is_first)
+                self._refresh(query_platforms=query_platforms, limit=limit)
                 error = ""
             except CloudJobError as failure:
                 error = failure.message
@@ -93,19 +97,18 @@ class JobList:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
-            if not is_first:
+            if query_platforms:
                 time.sleep(_REFRESH_S)
-            is_first = False
 
-    def _refresh(self, *, query_platforms: bool) -> None:
+    def _refresh(self, *, query_platforms: bool, limit: int) -> None:
         with Records(records_path(self._home)) as db:
-            records = db.list()
+            records = db.list(limit=limit)
         active = [record for record in records if not record.final_json]
         rows: dict[str, Row] = {}
         if query_platforms and active:
             leftovers.remove(self._home)
             queried = with_status(self._home, active, backend_settings)
-            rows = {job.id: row_of(status) for job, status in queried}
+            rows = {job.id: row_of(status, job.submitted_by) for job, status in queried}
         fresh = {
             record.job: rows.get(record.job)
             or self._current_row(record)
@@ -132,12 +135,13 @@ class JobList:
         """Return the row of a job from its record; only a damaged record costs a request."""
         job = attach(record, self._home, backend_settings)
         try:
-            return row_of(job.status() if record.final_json else job.unknown("…"))
+            status = job.status() if record.final_json else job.unknown("…")
+            return row_of(status, job.submitted_by)
         except CloudJobError as error:
-            return row_of(job.unknown(error.message))
+            return row_of(job.unknown(error.message), job.submitted_by)
 
 
-def row_of(status: JobStatus) -> Row:
+def row_of(status: JobStatus, submitted_by: str = "") -> Row:
     """Return the row of a job; times are in seconds since 1970, or 0 if not reached yet."""
     started = times.seconds_of(status.started_at or "")
     ended = times.seconds_of(status.ended_at or "")
@@ -146,6 +150,7 @@ def row_of(status: JobStatus) -> Row:
         "name": status.name,
         "sweep": grid.sweep_of(status.job),
         "backend": status.backend,
+        "user": displayable(submitted_by),
         "state": status.state.value,
         "is_final": status.state.is_final,
         "nodes": status.nodes,

@@ -167,10 +167,15 @@ class Trial(NamedTuple):
 
 
 class LogTable:
-    """The log of a job read so far; a thread continues to read it while a page shows it."""
+    """The log of a job read so far; a thread continues to read it while a page shows it.
 
-    def __init__(self, job: Job | EmulatedJob) -> None:
+    Args:
+        attempt: Only what this attempt has stored, from 1 on.
+    """
+
+    def __init__(self, job: Job | EmulatedJob, attempt: int | None = None) -> None:
         self._job = job
+        self._attempt = attempt
         self._lock = threading.Lock()
         self._requested_at_s = time.monotonic()
         self._retry_at_s = 0.0
@@ -230,7 +235,7 @@ class LogTable:
                 searched=searched,
                 total=self._count,
                 unfinished=len(unfinished),
-                is_live=not self._job.has_final_status,
+                is_live=not (self._attempt or self._job.has_final_status),
                 is_complete=self._is_complete,
                 error=self._error,
                 rows=rows,
@@ -473,11 +478,7 @@ class LogTable:
             with self._lock:
                 self._error = error.message
         try:
-            for piece in self._job.pieces(
-                follow=not self._job.has_final_status,
-                is_timed=True,
-                on_journal=self.journals.add,
-            ):
+            for piece in self._pieces():
                 with self._lock:
                     if self._is_closed:
                         return False
@@ -491,6 +492,14 @@ class LogTable:
                 for (node, rank), data in self._open.items():
                     self._append(node, [(rank, data)])
                 self._open.clear()
+
+    def _pieces(self) -> Iterator[LogPiece]:
+        if self._attempt is None or isinstance(self._job, EmulatedJob):
+            follow = not self._job.has_final_status
+            return self._job.pieces(follow=follow, is_timed=True, on_journal=self.journals.add)
+        return self._job.pieces(
+            follow=False, attempt=self._attempt, is_timed=True, on_journal=self.journals.add
+        )
 
     def _add_metrics(self, points: Iterable[MetricPoint], at: float | None) -> None:
         for point in points:

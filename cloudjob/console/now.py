@@ -21,7 +21,8 @@ _SILENT_S = 10
 _FEW_S = 120
 _MIB = 1024 * 1024
 # The size of a small curve, and the most points in it.
-_SPARK_WIDTH, _SPARK_HEIGHT, _SPARK_POINTS = 320, 40, 160
+SPARK_BOX = (320, 40)
+_SPARK_POINTS = 160
 
 
 class Now(NamedTuple):
@@ -138,10 +139,10 @@ def spark_path(values: Sequence[float]) -> str:
     if len(kept) < 2:
         return ""
     low, high = min(kept), max(kept)
-    scale = (_SPARK_HEIGHT - 2) / ((high - low) or 1.0)
+    scale = (SPARK_BOX[1] - 2) / ((high - low) or 1.0)
     points = (
-        f"{place * _SPARK_WIDTH / (len(kept) - 1):.1f},"
-        f"{_SPARK_HEIGHT - 1 - (value - low) * scale:.1f}"
+        f"{place * SPARK_BOX[0] / (len(kept) - 1):.1f},"
+        f"{SPARK_BOX[1] - 1 - (value - low) * scale:.1f}"
         for place, value in enumerate(kept)
     )
     return f"M{' L'.join(points)}"
@@ -150,6 +151,6 @@ def spark_path(values: Sequence[float]) -> str:
 def spark(path: str) -> str:
     """Return a small curve as SVG."""
     return (
-        f'<svg class="spark" viewBox="0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}" aria-hidden="true">'
+        f'<svg class="spark" viewBox="0 0 {SPARK_BOX[0]} {SPARK_BOX[1]}" aria-hidden="true">'
         f'<path d="{path}"/></svg>'
     )

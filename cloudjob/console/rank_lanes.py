@@ -8,12 +8,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from cloudjob.console.charts import Chart
+from cloudjob.console.charts.style import FONT, GRID_LINES, QUIET
 from cloudjob.tracking.journals import Journals, RankPoint
 from jobentry.contract import journal
 
 TITLE = "over time"
-_QUIET = {"color": "#94a3b8"}
-_FONT = {"fontFamily": "Roboto, system-ui, sans-serif"}
 _LANE_PX, _FRAME_PX = 24, 74
 _MAX_LANES = 24
 # More bars would be narrower than a pixel, and a page receives all of them every few seconds.
@@ -126,21 +125,21 @@ def _option(ranks: Sequence[int], data: Mapping[Lane, list[list[float]]]) -> dic
         zoom.append({"type": "slider", "yAxisIndex": 0, "endValue": _MAX_LANES - 1})
     return {
         "animation": False,
-        "textStyle": _FONT,
+        "textStyle": FONT,
         "grid": {"left": 64, "right": 44 if has_more else 16, "top": 34, "bottom": 28},
-        "legend": {"type": "scroll", "top": 0, "left": 0, "textStyle": _QUIET},
+        "legend": {"type": "scroll", "top": 0, "left": 0, "textStyle": QUIET},
         "tooltip": {":formatter": "console_ui.barText", "confine": True},
         "xAxis": {
             "type": "value",
             "min": 0,
-            "axisLabel": {":formatter": "v => `${+v.toFixed(1)} s`", "hideOverlap": True, **_QUIET},
-            "splitLine": {"lineStyle": {"opacity": 0.3, **_QUIET}},
+            "axisLabel": {":formatter": "v => `${+v.toFixed(1)} s`", "hideOverlap": True, **QUIET},
+            "splitLine": GRID_LINES,
         },
         "yAxis": {
             "type": "category",
             "inverse": True,
             "data": [f"rank {rank}" for rank in ranks],
-            "axisLabel": _QUIET,
+            "axisLabel": QUIET,
             "axisTick": {"show": False},
         },
         "dataZoom": zoom,

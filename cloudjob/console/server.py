@@ -21,7 +21,7 @@ from nicegui import ui
 from starlette.exceptions import HTTPException
 
 from cloudjob.console.access import Access
-from cloudjob.console.pages import compare, emulator, job, job_list
+from cloudjob.console.pages import compare, emulator, job, job_list, sweep
 from cloudjob.console.state import Console
 from cloudjob.errors import CloudJobError
 
@@ -91,12 +91,13 @@ def _application(console: Console) -> FastAPI:
     application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)
     nicegui_app.add_exception_handler(404, _not_found)
-    for page in (job_list, job, compare, emulator):
+    for page in (job_list, job, compare, sweep, emulator):
         page.register(console)
     ui.run_with(
         application,
         title="cloudjob",
         dark=None,
+        language="en-US",
         favicon=_STATIC / "icon.svg",
         reconnect_timeout=30,
         show_welcome_message=False,

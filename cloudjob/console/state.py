@@ -8,6 +8,7 @@ from pathlib import Path
 from cloudjob.console.emulated import PREFIX, EmulatedJob
 from cloudjob.console.job_list import JobList
 from cloudjob.console.log_table import LogTable
+from cloudjob.console.results import ResultsCache
 from cloudjob.tracking import Job, find
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
@@ -22,7 +23,9 @@ class Console:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.jobs = JobList(home)
-        self._logs: dict[str, LogTable] = {}
+        self.results = ResultsCache()
+        # The logs by job and attempt.
+        self._logs: dict[tuple[str, int | None], LogTable] = {}
         self._journals: dict[str, Journals] = {}
         self._lock = threading.Lock()
 
@@ -67,21 +70,22 @@ class Console:
             return job.training_metrics()
         return self.log(job.id).metrics() + job.event_metrics()
 
-    def log(self, job_id: str) -> LogTable:
-        """Return the log of a job.
+    def log(self, job_id: str, attempt: int | None = None) -> LogTable:
+        """Return the log of a job, or of one of its attempts, from 1 on.
 
         Raises:
             JobNotFound: There is no such job.
             CloudJobError: The records cannot be read.
         """
         with self._lock:
-            log = self._logs.pop(job_id, None)
+            log = self._logs.pop((job_id, attempt), None)
             if log is None:
                 key = job_id.removeprefix(PREFIX)
                 is_emulated = key != job_id
-                log = LogTable(EmulatedJob(self.home, key) if is_emulated else self.job(job_id))
+                job = EmulatedJob(self.home, key) if is_emulated else self.job(job_id)
+                log = LogTable(job, attempt)
                 while len(self._logs) >= _MAX_LOGS:
                     self._logs.pop(next(iter(self._logs))).close()
             # The most recently requested log is closed last.
-            self._logs[job_id] = log
+            self._logs[job_id, attempt] = log
             return log

@@ -1,9 +1,12 @@
-"""Lists the contents of a package in a store without reading its files."""
+"""Lists the contents of a package in a store, and reads single files of it."""
 
 from __future__ import annotations
 
 import io
 import os
+import zipfile
+import zlib
+from collections.abc import Collection
 from typing import Any
 
 from cloudjob.errors import StoreError
@@ -42,6 +45,29 @@ def read(store: ObjectStore, key: str) -> list[Entry]:
     except FormatError as error:
         raise StoreError(f"reading the package {store.uri(key)}: {error}") from error
     return [tree[name] for name in sorted(tree)]
+
+
+def read_files(
+    store: ObjectStore, key: str, digests: Collection[str], *, limit_bytes: int
+) -> dict[str, bytes]:
+    """Return the contents of files of a package by digest, without those that are larger.
+
+    Raises:
+        StoreError: The package cannot be read, or a layer is damaged.
+    """
+    found = {}
+    try:
+        data = store.get_bytes(key, limit_bytes=DESCRIPTOR_LIMIT_BYTES)
+        for layer in load_descriptor(data).layers:
+            with open_layer(open_stored(store, layer), layer.digest) as (archive, manifest):
+                for digest in manifest.contents.keys() & set(digests):
+                    with archive.open(manifest.contents[digest]) as file:
+                        content = file.read(limit_bytes + 1)
+                    if len(content) <= limit_bytes:
+                        found[digest] = content
+    except (FormatError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:
+        raise StoreError(f"reading the package {store.uri(key)}: {error}") from error
+    return found
 
 
 def open_stored(store: ObjectStore, layer: Layer) -> io.BufferedReader:

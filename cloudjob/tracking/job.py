@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cloudjob.tracking.forwarding import Forwarding
     from cloudjob.tracking.journals import Journals
     from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
-    from cloudjob.tracking.metrics import MetricPoint, MetricReader
+    from cloudjob.tracking.metrics import MetricPoint, MetricReader, Metrics
     from cloudjob.tracking.outputs import Outputs
     from cloudjob.tracking.profile import JobProfile
     from cloudjob.tracking.stacks import JobStacks
@@ -197,7 +197,31 @@ class Job:
 
         return contents.read(self._access.store, JobPaths(self.id).code)
 
+    def code_contents(self, digests: Collection[str], *, limit_bytes: int) -> dict[str, bytes]:
+        """Return the contents of files of its package by digest, without those that are larger.
+
+        Raises:
+            StoreError: The package is no longer in the store, or cannot be read.
+        """
+        from cloudjob.package import contents
+
+        key = JobPaths(self.id).code
+        return contents.read_files(self._access.store, key, digests, limit_bytes=limit_bytes)
+
     # -- status -----------------------------------------------------------------------------------
+
+    def need_ended(self, doing: str) -> None:
+        """Check that the job has ended.
+
+        Raises:
+            UsageError: It waits or runs, so that ``doing`` is not possible.
+        """
+        from cloudjob.model.status import JobState
+
+        if self.status().state in (JobState.PENDING, JobState.RUNNING):
+            raise UsageError(
+                f"{doing} {self.id}: it has not ended", hint=f"cloudjob cancel {self.id}"
+            )
 
     def status(self) -> JobStatus:
         """Return the status of the job; if the store does not answer, this takes a few seconds."""
@@ -413,6 +437,16 @@ class Job:
         if status.phases or status.state.is_final:
             return status.phases
         return self.latest().phases
+
+    def metrics(self, patterns: Mapping[str, str] | None = None) -> Metrics:
+        """Return what ``training_metrics`` returns, which ``to_pandas()`` makes a table.
+
+        Raises:
+            CloudJobError: The log or the outputs cannot be read.
+        """
+        from cloudjob.tracking.metrics import Metrics
+
+        return Metrics(self.metric_points(patterns))
 
     def training_metrics(self, patterns: Mapping[str, str] | None = None) -> list[MetricPoint]:
         """Return the metrics that ranks have printed and those in the outputs' event files.

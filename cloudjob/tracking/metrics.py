@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -58,6 +59,46 @@ class MetricPoint(NamedTuple):
     def title(self) -> str:
         """The name as people see it, which says whether a pattern stands behind it."""
         return f"{self.name} (detected)" if self.is_detected else self.name
+
+
+class Metrics(tuple[MetricPoint, ...]):
+    """The metrics of a training, point by point."""
+
+    __slots__ = ()
+
+    def last(self) -> dict[str, float]:
+        """Return the last value of each metric; of several ranks, that of the lowest counts."""
+        return last_values(self)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the fields of all points by name: ``{"name": ["loss", …], "value": [0.3, …]}``."""
+        return {
+            name: [point[place] for point in self] for place, name in enumerate(MetricPoint._fields)
+        }
+
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame`` with a row for each point.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise UsageError(
+                f"making a table of metrics: {error}", hint="pip install pandas"
+            ) from error
+        return pandas.DataFrame(self.columns())
+
+
+def last_values(points: Iterable[MetricPoint]) -> dict[str, float]:
+    """Return the last value of each metric; of several ranks, that of the lowest counts."""
+    last: dict[str, tuple[float, float]] = {}
+    for point in points:
+        rank = math.inf if point.rank is None else point.rank
+        if point.name not in last or rank <= last[point.name][0]:
+            last[point.name] = rank, point.value
+    return {name: value for name, (_, value) in last.items()}
 
 
 class _Found(NamedTuple):

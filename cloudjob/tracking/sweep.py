@@ -31,7 +31,7 @@ from cloudjob.model.rules import AUTO_RANKS, is_remote
 from cloudjob.model.status import Absence, Cause, Failure, JobState, JobStatus
 from cloudjob.notify import message, start
 from cloudjob.tracking.job import Job
-from cloudjob.tracking.metrics import MetricPoint
+from cloudjob.tracking.metrics import last_values
 from cloudjob.tracking.queries import jobs_of, statuses_of
 
 # Seconds between two polls of the statuses: the first value, the limits for jobs on this machine
@@ -64,10 +64,10 @@ class SweepFile:
 
 
 class Ranked(NamedTuple):
-    """A job of a sweep with its last value of a metric; None if it has none."""
+    """A job of a sweep with its values, and its last value of a metric; None if it has none."""
 
     job: Job
-    values: dict[str, str]
+    values: dict[str, int | float | str]
     value: float | None
 
 
@@ -234,12 +234,10 @@ class Sweep:
         found: list[Ranked] = []
         known: set[str] = set()
         for job in self.jobs():
-            values: dict[float, float] = {}
-            for point in job.metric_points(patterns):
-                known.add(point.name)
-                if point.name == metric:
-                    values[_rank(point)] = point.value
-            found.append(Ranked(job, job.sweep_values(), values[min(values)] if values else None))
+            values = last_values(job.metric_points(patterns))
+            known |= values.keys()
+            numbers = {name: _number_or_text(text) for name, text in job.sweep_values().items()}
+            found.append(Ranked(job, numbers, values.get(metric)))
         if metric not in known:
             listed = ", ".join(sorted(known)) or "none"
             raise UsageError(
@@ -319,8 +317,13 @@ def _unsent(job: str, file: SweepFile, state: JobState) -> JobStatus:
     )
 
 
-def _rank(point: MetricPoint) -> float:
-    return math.inf if point.rank is None else point.rank
+def _number_or_text(text: str) -> int | float | str:
+    """Return the number that a value of a sweep is, or else its text."""
+    # Python reads 1_000 as a number.
+    for number in () if "_" in text else (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return text
 
 
 def _number(job: str) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import html
 import inspect
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -146,6 +147,15 @@ def test_a_notebook_shows_a_job_as_a_table_without_asking_the_platform():
 
     assert "<th style='text-align:left'>state</th>" in job._repr_html_()
     assert repr(job) == f"<Job {job.handle} SUCCEEDED>"
+
+
+def test_a_job_is_pickled_by_its_handle():
+    job = submit(name="a-b")
+    there = pickle.loads(pickle.dumps({"job": job}))["job"]
+
+    assert (there.id, there.handle) == (job.id, job.handle)
+    assert there is not job
+    assert there.wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
 
 
 def test_a_message_cannot_put_html_into_a_notebook():

@@ -100,3 +100,19 @@ def test_the_pytest_recipe_passes_as_the_workflow_runs_it(project: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
+
+
+def test_a_card_follows_a_job_in_place(project: Path):
+    (project / "train.py").write_text("import time\nprint('<b>loss 0.5')\ntime.sleep(2)\n")
+    client = notebook(
+        project,
+        "import cloudjob, cloudjob.notebook\njob = cloudjob.submit('train.py', launcher='python')",
+        "print(cloudjob.notebook.follow(job, poll_s=0.2).state)",
+    )
+    client.execute()
+    _, followed = client.nb.cells
+
+    (shown,) = [each["data"]["text/html"] for each in followed["outputs"] if "data" in each]
+    assert "SUCCEEDED" in shown
+    assert "&lt;b&gt;loss 0.5" in shown
+    assert printed(followed) == "SUCCEEDED\n"

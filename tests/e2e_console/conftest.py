@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import signal
 import subprocess
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from selenium.webdriver.chrome.service import Service
 from tests.support.browser import CLOUDJOB, Page
 from tests.support.polling import poll
 
+_AXE = "4.14.1"
+_AXE_SHA256 = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
 _LINK = re.compile(r"http://127\.0\.0\.1:\d+/login\?token=\S+")
 
 
@@ -75,3 +79,18 @@ def open_page(
 ) -> Callable[[Path], Page]:
     """Return a function that starts a console for a state folder and logs the browser in."""
     return lambda home: Page(driver, start_console(home))
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the source of axe, which checks a page for what makes it hard to use."""
+    assert shutil.which("npm"), "apt-get install npm"
+    folder = tmp_path_factory.mktemp("axe")
+    pack = ["npm", "pack", "--silent", f"axe-core@{_AXE}"]
+    subprocess.run(pack, cwd=folder, stdout=subprocess.DEVNULL, check=True, timeout=300)
+    with tarfile.open(folder / f"axe-core-{_AXE}.tgz") as archive:
+        member = archive.extractfile("package/axe.min.js")
+        assert member
+        source = member.read()
+    assert hashlib.sha256(source).hexdigest() == _AXE_SHA256
+    return source.decode()

@@ -41,6 +41,28 @@ if "--fail" in sys.argv and rank == "1":
     raise RuntimeError("the loss is NaN <b>&amp;</b>")
 """
 OpenPage = Callable[[Path], Page]
+VIEWS = ("overview", "metrics", "ranks", "resources", "log", "outputs", "submitted")
+# Calls the driver with a line for each violation.
+AXE = """
+const done = arguments[arguments.length - 1];
+const texts = ({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0, 200)}`);
+axe.run(document, { resultTypes: ["violations"] })
+  .then(({ violations }) => done(violations.flatMap(texts)));
+"""
+# The contrast of the texts of the first chart with the panel behind them.
+CONTRAST = """
+const { chart } = getElement(+document.querySelector("[_echarts_instance_]").id.slice(1));
+const linear = (part) => (part > 0.04045 ? ((part + 0.055) / 1.055) ** 2.4 : part / 12.92);
+const light = (colour) => {
+  const parts = colour.match(/[0-9a-f]{2}/g).map((part) => parseInt(part, 16) / 255);
+  const [r, g, b] = parts.map(linear);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+};
+const long = (colour) => (colour.length === 4 ? colour.replace(/[0-9a-f]/g, "$&$&") : colour);
+const colours = [chart.getOption().xAxis[0].axisLabel.color, console_ui.colour("panel")];
+const pair = colours.map(long).map(light);
+return Math.max(...pair) / Math.min(...pair);
+"""
 
 
 @pytest.fixture(scope="session")
@@ -262,15 +284,39 @@ def test_jobs_are_compared_in_results_description_variables_code_and_curves(
     page = open_page(home)
     page.open(f"/compare?jobs={failed},{other}")
 
-    page.shows(failed, other, "SUCCEEDED", "FAILED", '["3", "--fail"]', '["1"]')
+    page.shows(failed, other, "SUCCEEDED", "FAILED", "Arguments", "--fail", "Last metrics")
     page.shows("Variables", "LR", "0.1", "0.2", "Code", "train.py")
     page.await_true(f"{CHARTS}.length === 1")
+    page.await_true("!!document.querySelector('.added')?.textContent.includes('+# changed')")
     assert "start_timeout_min" not in page.text
     page.click(".q-toggle")
     page.shows("start_timeout_min")
     save_screenshot(page, "compare")
     page.open(f"/compare?jobs={failed},{failed}")
     page.shows("The packages are equal.")
+
+
+def test_a_sweep_shows_values_beside_metrics_and_the_list_has_columns_for_both(
+    home: Path, tmp_path: Path, open_page: OpenPage
+):
+    folder = tmp_path / "swept"
+    folder.mkdir()
+    (folder / "train.py").write_text("import sys\nprint('loss', sys.argv[1])\n")
+    options = ("--sweep", "lr=0.5,0.25", "--launcher", "python", "train.py", "{lr}")
+    done = run(home, "submit", "--json", *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    page = open_page(home)
+    page.open("/?columns=values,metrics,user&group=sweep&q=train-")
+    heads = "[...document.querySelectorAll('.jobs-grid .ag-header-cell-text')]"
+    page.await_true(f"{heads}.some(e => e.textContent === 'loss')")
+    page.shows("lr=0.5", "lr=0.25", "@")
+    page.await_true("!!document.querySelector('.states [data-count]')")
+
+    page.click(".jobs-grid .nicegui-link", "train-")
+    page.await_true("location.pathname.startsWith('/sweep/train-')")
+    page.shows("2 SUCCEEDED", "lr", "loss ↓", "0.25 (best)")
+    page.await_true(f"{CHARTS}.length === 1")
+    save_screenshot(page, "sweep")
 
 
 def test_jobs_of_the_emulator_are_listed_with_their_logs_whichever_client_created_them(
@@ -378,6 +424,75 @@ def test_dark_mode_stays_from_page_to_page(home: Path, failed: str, open_page: O
     page.shows("failing")
 
     page.await_true(f"document.body.classList.contains('body--dark') !== {json.dumps(is_dark)}")
+
+
+def test_a_job_is_submitted_again_and_removed(
+    home: Path, failed: str, source: Path, open_page: OpenPage
+):
+    done = run(home, "submit", "--json", "--name", "once", "train.py", "1", cwd=source)
+    job = str(json.loads(done.stdout)["job"])
+    page = open_page(home)
+    page.open(f"/job/{job}")
+    page.click("button", "Submit again")
+    page.click(".q-dialog button", "Submit")
+    page.await_true(f"!location.pathname.endsWith({json.dumps(job)})")
+    page.await_true("/^\\/job\\/once-/.test(location.pathname)")
+    again = urlsplit(page.driver.current_url).path.rpartition("/")[2]
+    assert run(home, "wait", again).returncode == 0
+
+    page.shows("SUCCEEDED")
+    page.click("button", "Remove")
+    page.shows(f"Remove {again}?")
+    page.click(".q-dialog button", "Remove")
+    page.await_true("location.pathname === '/'")
+    assert run(home, "status", again).returncode == 6
+
+    page.open(f"/job/{failed}")
+    page.click("button", "Remove")
+    page.shows(f"Remove {failed}?")
+    page.click(".q-dialog button", "Keep it")
+    assert run(home, "status", failed).returncode == 0
+
+
+def test_axe_finds_nothing_in_any_view_in_either_scheme(
+    home: Path, failed: str, open_page: OpenPage, axe: str
+):
+    page = open_page(home)
+    page.driver.set_script_timeout(120)
+    paths = [
+        "/",
+        f"/compare?jobs={failed},{failed}",
+        "/emulator",
+        "/no-such-page",
+        "/job/no-such-job",
+    ]
+    found = {}
+    for is_dark in (False, True):
+        page.script(f"document.cookie = 'cloudjob-console-dark={is_dark:d}; path=/'")
+        for path in [*paths, *(f"/job/{failed}/{view}" for view in VIEWS)]:
+            page.open(path)
+            page.await_true("!document.querySelector('.q-spinner') && document.body.innerText")
+            page.script(axe)
+            if violations := page.driver.execute_async_script(AXE):  # type: ignore[no-untyped-call]
+                found[path, is_dark] = violations
+
+    assert found == {}
+
+
+def test_the_texts_of_charts_have_contrast_in_both_schemes(
+    home: Path, failed: str, open_page: OpenPage
+):
+    page = open_page(home)
+    page.script("document.cookie = 'cloudjob-console-dark=0; path=/'")
+    page.open(f"/job/{failed}/resources")
+    page.await_true("!!document.querySelector('[_echarts_instance_]')")
+    assert page.script(CONTRAST) >= 4.5
+
+    # Charts that have been drawn follow the scheme.
+    before = page.script("return console_ui.colour('quiet')")
+    page.click("button[aria-label='Dark or light']")
+    page.await_true(f"console_ui.colour('quiet') !== {json.dumps(before)}")
+    poll(lambda: page.script(CONTRAST) >= 4.5, "the contrast of the chart")
 
 
 def test_a_job_that_does_not_exist_is_reported(home: Path, open_page: OpenPage):

@@ -290,5 +290,9 @@ def _failure(at: float) -> dict[str, Any]:
         "symbol": "none",
         "data": [{"xAxis": at}],
         "lineStyle": {"color": FAILED, "type": "solid", "width": 2},
-        "label": {"formatter": "failed", "color": FAILED, "position": "insideEndTop"},
+        "label": {
+            "formatter": "failed",
+            ":color": "console_ui.colour('FAILED')",
+            "position": "insideEndTop",
+        },
     }

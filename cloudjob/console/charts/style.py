@@ -9,7 +9,8 @@ Points = Sequence[tuple[float, float]]
 # The name of a line -> its points.
 Lines = Mapping[str, Points]
 
-QUIET = {"color": "#94a3b8"}
+# Texts have the colour of the style sheet, which depends on the scheme: none is legible in both.
+QUIET = {":color": "console_ui.colour('quiet')"}
 # Colours of lines that are visible on white and on black.
 PALETTE = [
     *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7"),
@@ -18,7 +19,7 @@ PALETTE = [
 # Not "inherit", because ECharts cannot measure the width of its text.
 FONT = {"fontFamily": "Roboto, system-ui, sans-serif"}
 # The same look on white and on black.
-GRID_LINES = {"lineStyle": {"opacity": 0.3, **QUIET}}
+GRID_LINES = {"lineStyle": {"opacity": 0.3, "color": "#94a3b8"}}
 
 
 # The colour of what has failed.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from nicegui import ui
 
 from cloudjob.console.charts import Chart
+from cloudjob.console.pages.frame import heading
 from cloudjob.console.pages.widgets import column, grid
 from cloudjob.console.text import displayable
 
@@ -25,7 +26,7 @@ def chart_table(chart: Chart) -> None:
     ]
     with ui.dialog(value=True) as dialog, ui.card().classes("table-dialog"):
         with ui.row().classes("w-full items-center"):
-            ui.label(displayable(chart.title)).classes("panel-title")
+            heading(displayable(chart.title))
             ui.space()
             save = ui.button("CSV", icon="download", on_click=lambda: _save(chart))
             save.props("flat dense no-caps")

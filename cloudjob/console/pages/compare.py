@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -9,10 +11,12 @@ from typing import Any, NamedTuple
 from nicegui import ui
 
 from cloudjob.console import charts
+from cloudjob.console.code_diff import diffs
 from cloudjob.console.facts import texts_of
 from cloudjob.console.job_list import row_of
-from cloudjob.console.pages.frame import frame
+from cloudjob.console.pages.frame import frame, heading
 from cloudjob.console.pages.live import ChartView
+from cloudjob.console.results import legends
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
@@ -24,6 +28,7 @@ from cloudjob.tracking.metrics import MetricPoint
 from jobentry.contract.packages import FILE, FOLDER
 
 MAX_JOBS = 8
+_NUMBER = re.compile(r"-\.?[0-9][0-9.]*(e[-+]?[0-9]+)?", re.IGNORECASE)
 # A page with more files would take seconds to load.
 _MAX_FILES = 1000
 
@@ -76,10 +81,14 @@ class _Comparison:
             ui.switch("Show equal values", on_change=self._change).props("dense")
         self._sections = await in_thread(_sections, self._jobs)
         self._tables()
-        running = [job for job in self._jobs if not job.has_final_status]
-        await ChartView((running or self._jobs)[0], self._curves, "").start()
+        await ChartView(self._jobs[0], self._curves, "", others=self._jobs).start()
+        self._sections.append(await in_thread(_metrics, self._console, self._jobs))
         self._sections.append(await in_thread(_code, self._jobs))
         self._tables.refresh()
+        first, *others = self._jobs
+        for other in others:
+            if other.code_digest != first.code_digest:
+                await _show_diffs(first, other)
 
     async def _curves(self) -> list[charts.Chart]:
         for job in self._jobs:
@@ -87,7 +96,8 @@ class _Comparison:
                 was_final = job.has_final_status
                 self._points[job.id] = await in_thread(self._console.metrics, job)
                 self._ended |= {job.id} if was_final else set()
-        return charts.compared_curves(self._points)
+        names = await in_thread(legends, self._jobs)
+        return charts.compared_curves({names[job]: each for job, each in self._points.items()})
 
     def _change(self, event: Any) -> None:
         self._shows_all = bool(event.value)
@@ -97,7 +107,7 @@ class _Comparison:
     def _tables(self) -> None:
         for section in self._sections:
             with ui.card().classes("panel").style("overflow-x: auto"):
-                ui.label(section.title).classes("panel-title")
+                heading(section.title)
                 if section.note:
                     ui.label(displayable(section.note)).classes("quiet")
                 if any(section.columns) or not section.note:
@@ -105,7 +115,7 @@ class _Comparison:
 
     def _table(self, section: _Section) -> str:
         ids = [escape(job.id) for job in self._jobs]
-        head = "".join(f'<th><a href="/job/{job}">{job}</a></th>' for job in ids)
+        head = "".join(f'<th scope="col"><a href="/job/{job}">{job}</a></th>' for job in ids)
         rows = []
         for key in dict.fromkeys(key for column in section.columns for key in column):
             cells = [displayable(column.get(key, "")) for column in section.columns]
@@ -120,7 +130,7 @@ class _Comparison:
                 )
         body = "".join(rows) or f'<tr><td colspan="{len(ids) + 1}">no difference</td></tr>'
         return (
-            f'<table class="plain even"><thead><tr><th></th>{head}</tr></thead>'
+            f'<table class="plain even"><thead><tr><td></td>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table>"
         )
 
@@ -135,13 +145,67 @@ def _sections(jobs: Sequence[Job]) -> list[_Section]:
             specs.append({})
             notes.append(error.message)
     variables = [spec.pop("env", None) or {} for spec in specs]
+    arguments = [by_option(spec.pop("args", None) or ()) for spec in specs]
     return [
         _Section("Results", [_result(job) for job in jobs]),
         _Section(
             "Description", [texts_of(spec, keeps_empty=False) for spec in specs], "; ".join(notes)
         ),
+        _Section("Arguments", arguments),
         _Section("Variables", [texts_of(each) for each in variables]),
     ]
+
+
+async def _show_diffs(one: Job, other: Job) -> None:
+    """Show how the texts of two packages differ."""
+    try:
+        found = await in_thread(lambda: list(diffs(one, other)))
+    except CloudJobError:
+        # The table of files says so.
+        return
+    for diff in found:
+        with ui.card().classes("panel"):
+            heading(f"{diff.name}: {one.id} → {other.id}")
+            if diff.note:
+                ui.label(diff.note).classes("quiet")
+            if diff.lines:
+                text = "\n".join(_diff_line(line) for line in diff.lines)
+                pre = f'<pre class="lines" tabindex="0">{text}</pre>'
+                ui.html(pre, sanitize=False).classes("w-full")
+
+
+def _diff_line(line: str) -> str:
+    kind = {"+": "added", "-": "removed", "@": "quiet"}.get(line[:1], "")
+    return f'<span class="{kind}">{escape(line)}</span>'
+
+
+def by_option(args: Sequence[object]) -> dict[str, str]:
+    """Return the arguments of a script by option; those before the first one are numbered.
+
+    Words after an option are its values, unless they look like another option; one without a value
+    is "set".
+    """
+    found: dict[str, list[list[str]]] = {}
+    values: list[str] | None = None
+    for word in map(str, args):
+        if word.startswith("-") and not _NUMBER.fullmatch(word):
+            option, is_joined, value = word.partition("=")
+            values = [value] if is_joined else []
+            found.setdefault(option, []).append(values)
+        elif values is None:
+            found[f"argument {len(found) + 1}"] = [[word]]
+        else:
+            values.append(word)
+    return {
+        name: " ".join(shlex.join(each) or "set" for each in uses) for name, uses in found.items()
+    }
+
+
+def _metrics(console: Console, jobs: Sequence[Job]) -> _Section:
+    """Return the last values of the metrics; this may read whole logs."""
+    found = [console.results.of(job, with_metrics=True).metrics for job in jobs]
+    columns = [{name: f"{value:.6g}" for name, value in each.items()} for each in found]
+    return _Section("Last metrics", columns)
 
 
 def _result(job: Job) -> dict[str, str]:

@@ -10,23 +10,12 @@ from nicegui import ui
 
 from cloudjob.installation import VERSION
 
-# State -> colour of Quasar's palette; also in static/console.css.
-COLOURS = {
-    "PENDING": "blue-grey",
-    "RUNNING": "blue",
-    "SUCCEEDED": "green",
-    "FAILED": "red",
-    "CANCELLED": "orange",
-    "UNKNOWN": "grey",
-}
-
-
 _DARK_COOKIE = "cloudjob-console-dark"
 
 
 @contextlib.contextmanager
 def frame(title: str, *crumbs: str) -> Iterator[None]:
-    """Build the page around the content.
+    """Build the page around the content; its heading is the last crumb, or else the title.
 
     Args:
         title: The title of the browser's tab.
@@ -47,11 +36,11 @@ def frame(title: str, *crumbs: str) -> Iterator[None]:
 
     keys = _keys()
     with ui.header().classes("items-center console-header").props("height-hint=48"):
-        with ui.link(target="/").classes("brand").props('aria-label="All jobs"'):
+        with ui.link(target="/").classes("brand").props('aria-label="cloudjob: all jobs"'):
             ui.html('<img src="/static/icon.svg" alt="" width="22" height="22">', sanitize=False)
             ui.label("cloudjob")
         for crumb in crumbs:
-            ui.label("/").classes("crumb-mark")
+            ui.label("/").classes("crumb-mark").props("aria-hidden=true")
             ui.label(crumb).classes("crumb")
         ui.space()
         ui.button(icon="keyboard", on_click=keys.open).props(
@@ -63,12 +52,13 @@ def frame(title: str, *crumbs: str) -> Iterator[None]:
         ).props('flat dense round color=grey-4 aria-label="Dark or light"')
     ui.on("console-dark", switch)
     with ui.column().classes("console-page"):
+        heading(crumbs[-1] if crumbs else title, 1).classes("unseen")
         yield
 
 
 def _keys() -> ui.dialog:
     with ui.dialog() as dialog, ui.card():
-        ui.label("Keyboard").classes("text-h6")
+        heading("Keyboard").classes("text-h6")
         for key, does in (
             ("/", "search"),
             ("g then j", "all jobs"),
@@ -83,6 +73,11 @@ def _keys() -> ui.dialog:
     return dialog
 
 
+def heading(text: str, level: int = 2) -> ui.label:
+    """Show a heading of the page, or of a part of it."""
+    return ui.label(text).classes("panel-title").props(f"role=heading aria-level={level}")
+
+
 def badge(state: str) -> ui.badge:
     """Show the state of a job."""
-    return ui.badge(state, color=COLOURS.get(state, "grey")).classes("state").props("rounded")
+    return ui.badge(state, color=None).classes(f"state badge-{state}").props("rounded")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from nicegui import ui
 
+from cloudjob import api
 from cloudjob.console.facts import facts
 from cloudjob.console.pages import log, metrics, outputs, ranks, resources, stacks, submitted
-from cloudjob.console.pages.frame import badge, frame
+from cloudjob.console.pages.frame import badge, frame, heading
 from cloudjob.console.pages.now import NowPanel
 from cloudjob.console.pages.overview import Overview
 from cloudjob.console.pages.widgets import confirm
@@ -20,7 +22,8 @@ from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.model.status import Hang, JobState, JobStatus, Phase, SlowRanks
-from cloudjob.model.summary import age, duration
+from cloudjob.model.summary import age, duration, reason
+from cloudjob.model.text import counted
 from cloudjob.submission import failure_hint
 from cloudjob.tracking import Job
 
@@ -28,6 +31,12 @@ _REFRESH_S = 2.0
 _VIEWS = ("overview", "metrics", "ranks", "stacks", "resources", "log", "outputs", "submitted")
 # The views of jobs that have not ended.
 _LIVE_VIEWS = ("stacks",)
+# The colours of buttons, by whether what they do cannot be undone.
+_COLOUR = {False: "primary", True: "negative"}
+# Seconds to wait for the user's answer to the browser's question.
+_PERMISSION_S = 60.0
+_WILL_NOTIFY = "The browser will tell you when the job has ended, while this page is open."
+_MAY_NOT_NOTIFY = "The browser does not allow this page to show notifications."
 
 
 def register(console: Console) -> None:
@@ -55,6 +64,7 @@ class _JobPage:
         self._status: JobStatus = job.unknown("…")
         self._error = ""
         self._hint = ""
+        self._notifies = False
         self._phases: Sequence[Phase] = ()
         self._facts: Sequence[tuple[str, str]] = ()
         self._hang: Hang | None = None
@@ -135,10 +145,15 @@ class _JobPage:
                 self._overview.update(self._status, self._phases, self._hint, self._facts)
         if self._status.state.is_final:
             timer.deactivate()
+            if self._notifies:
+                self._notify()
 
     async def _build_overview(self) -> None:
         self._overview = Overview(self._job)
         self._overview.update(self._status, self._phases, self._hint, self._facts)
+        # A job of an earlier version has no description.
+        with contextlib.suppress(CloudJobError):
+            submitted.description(await in_thread(self._job.spec))
         if not self._status.is_over:
             with self._overview.top:
                 await NowPanel(self._console, self._job).start()
@@ -149,41 +164,107 @@ class _JobPage:
         # The state of one of many open tabs is seen in its icon.
         ui.context.client.run_javascript(f"console_ui.showState({json.dumps(status.state.value)})")
         with ui.row().classes("w-full items-center gap-3"):
-            ui.label(displayable(status.name)).classes("job-title")
+            heading(displayable(status.name)).classes("job-title", remove="panel-title")
             badge(status.state.value)
-            ui.label(
-                " · ".join(filter(None, (duration(status), f"submitted {age(status)} ago")))
-            ).classes("quiet")
+            ui.label(" · ".join(filter(None, _when(status)))).classes("quiet")
             ui.space()
             copy = ui.button("Copy id", icon="content_copy", on_click=self._copy)
             copy.props("flat dense no-caps size=md")
-            if not status.state.is_final:
-                cancel = ui.button("Cancel", icon="cancel", on_click=self._cancel)
-                cancel.props("flat dense no-caps color=negative")
+            for text, icon, act, is_dangerous in self._actions():
+                button = ui.button(text, icon=icon, on_click=act)
+                button.props(f"flat dense no-caps size=md color={_COLOUR[is_dangerous]}")
         if self._error:
             ui.label(displayable(self._error)).classes("text-negative")
         if self._hang is not None:
             _hang_band(self._hang, self._job, has_ended=status.state.is_final)
         elif self._slow is not None:
             with ui.card().classes("panel"):
-                ui.label("Slow").classes("panel-title")
+                heading("Slow")
                 ui.label(displayable(self._slow.message))
                 ui.link("What each rank does over time", f"/job/{self._job.id}/ranks")
+
+    def _actions(self) -> list[tuple[str, str, Callable[[], Any], bool]]:
+        """Return the buttons: text, icon, what it does, and whether that cannot be undone."""
+        actions = _Actions(self._job)
+        again = ("Submit again", "replay", actions.submit, False)
+        if self._status.state.is_final:
+            return [again, ("Remove", "delete", actions.remove, True)]
+        notify = ("Notify me", "notifications", self._ask_to_notify, False)
+        return [notify, again, ("Cancel", "cancel", actions.cancel, True)]
+
+    async def _ask_to_notify(self) -> None:
+        """Ask the browser for its permission to say when the job has ended."""
+        with ui.context.client:
+            self._notifies = bool(
+                await ui.run_javascript("return console_ui.mayNotify()", timeout=_PERMISSION_S)
+            )
+            ui.notify(_WILL_NOTIFY if self._notifies else _MAY_NOT_NOTIFY)
+
+    def _notify(self) -> None:
+        status = self._status
+        texts = (f"{displayable(status.name)}: {status.state.value}", displayable(reason(status)))
+        words = ", ".join(map(json.dumps, texts))
+        ui.context.client.run_javascript(f"console_ui.notifyUser({words})")
 
     def _copy(self) -> None:
         ui.clipboard.write(self._job.id)
         ui.notify("Copied the job's id.")
 
-    async def _cancel(self) -> None:
-        # The head with the button is replaced every two seconds, so the dialog belongs to the page.
-        with ui.context.client:
-            if not await confirm(f"Cancel {self._job.id}?", "Cancel the job", "Keep it running"):
-                return
-            try:
-                await in_thread(self._job.cancel)
-                ui.notify(f"Asked {self._job.id} to end.", type="positive")
-            except CloudJobError as error:
-                ui.notify(displayable(error.message), type="negative", multi_line=True)
+
+class _Actions:
+    """What the buttons of a job's page do.
+
+    The head with the buttons is replaced every two seconds, so the dialogs belong to the page.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    async def cancel(self) -> None:
+        job = self._job
+        with ui.context.client, _errors_shown():
+            if await confirm(f"Cancel {job.id}?", "Cancel the job", "Keep it running"):
+                await in_thread(job.cancel)
+                ui.notify(f"Asked {job.id} to end.", type="positive")
+
+    async def submit(self) -> None:
+        with ui.context.client, _errors_shown():
+            question = f"Submit {self._job.id} again, from the source folder as it is now?"
+            if await confirm(question, "Submit", "Not now", is_dangerous=False):
+                ui.notify("Submitting …")
+                new = await in_thread(self._submit)
+                ui.navigate.to(f"/job/{new.id}")
+
+    def _submit(self) -> Job:
+        # A copy takes no configuration files, and of a job of others only what can do no harm.
+        return api.submit(api.job_spec(copy_of=self._job))
+
+    async def remove(self) -> None:
+        job = self._job
+        with ui.context.client, _errors_shown():
+            await in_thread(job.need_ended, "removing")
+            await in_thread(job.need_here, "removing")
+            count = len(await in_thread(job.outputs, is_own=True))
+            files = f" and its {counted(count, 'output file')}" if count else ""
+            if await confirm(f"Remove {job.id}{files}?", "Remove", "Keep it"):
+                await in_thread(job.remove)
+                ui.navigate.to("/")
+
+
+@contextlib.contextmanager
+def _errors_shown() -> Iterator[None]:
+    try:
+        yield
+    except CloudJobError as error:
+        text = f"{error.message}\n{error.hint}" if error.hint else error.message
+        ui.notify(displayable(text), type="negative", multi_line=True)
+
+
+def _when(status: JobStatus) -> tuple[str, ...]:
+    """Return how long the job has run, when it was submitted, and which attempt this is."""
+    attempt = status.attempt
+    number = f"attempt {attempt.number} of {attempt.most}" if attempt else ""
+    return duration(status), f"submitted {age(status)} ago", number
 
 
 def _hang_band(hang: Hang, job: Job, *, has_ended: bool) -> None:

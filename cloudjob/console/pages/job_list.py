@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fastapi import Response
 from nicegui import app, ui
 
 from cloudjob.console.pages.compare import MAX_JOBS
-from cloudjob.console.pages.frame import COLOURS, frame
+from cloudjob.console.pages.frame import frame
 from cloudjob.console.pages.http import json_response
-from cloudjob.console.pages.widgets import column, confirm, grid
+from cloudjob.console.pages.widgets import column, confirm, grid, toggle
+from cloudjob.console.results import Results
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.emulator import daemon
 from cloudjob.errors import CloudJobError
+from cloudjob.model.status import JobState
 
 _ALL = "all"
+_STATES = [state.value for state in JobState]
 
 
 def _column(field: str, header: str, **more: Any) -> dict[str, Any]:
     return column(field, header, tooltipField=field, **more)
 
 
+# Columns that are shown on request; ``metrics`` stands for one for each metric.
+_OPTIONAL = {"values": "Sweep values", "user": "User", "labels": "Labels", "metrics": "Metrics"}
+_GROUPS = {"": "no groups", "sweep": "sweep", "state": "state", "name": "name", "user": "user"}
+# The most jobs whose results one request returns.
+_MAX_RESULTS = 20
+# Seconds after which a request returns what it has; the page asks for the others again.
+_RESULTS_S = 5.0
 _COLUMNS = [
-    _column("job", "Job", flex=3, minWidth=150, cellClass="mono", filter="agTextColumnFilter"),
+    _column("job", "Job", flex=3, minWidth=190, cellClass="mono", filter="agTextColumnFilter"),
     _column("state", "State", width=130, **{":cellRenderer": "console_ui.state"}),
-    _column("sweep", "Sweep", width=140, cellClass="mono", filter="agTextColumnFilter"),
+    _column(
+        "sweep",
+        "Sweep",
+        width=140,
+        cellClass="mono",
+        filter="agTextColumnFilter",
+        **{":cellRenderer": "console_ui.sweep"},
+    ),
+    *(
+        column(name, header, width=150, hide=True, **{":valueGetter": "console_ui.result"})
+        for name, header in (("values", "Values"), ("labels", "Labels"))
+    ),
+    _column("user", "User", width=150, hide=True),
     _column("backend", "Backend", width=115),
     _column("nodes", "Nodes", width=90, type="numericColumn"),
     _column("ranks", "Ranks", width=90, type="numericColumn"),
@@ -62,25 +89,68 @@ def register(console: Console) -> None:
         found = console.jobs.changes(since)
         return json_response(found._replace(rows=found.rows[:limit]))
 
+    @app.get("/api/results")
+    async def results(jobs: str = "", metrics: bool = False) -> Response:
+        return json_response(await in_thread(_results, console, jobs, metrics))
+
     @ui.page("/")
-    def page(state: str = _ALL, q: str = "") -> None:
-        _JobsPage(console).build(state, q)
+    def page(
+        state: str = _ALL, q: str = "", group: str = "", columns: str = "", sort: str = ""
+    ) -> None:
+        # A field and its direction.
+        order = sort if re.fullmatch(r"[a-z_]{1,20}-(asc|desc)", sort) else ""
+        shown = [name for name in columns.split(",") if name in _OPTIONAL]
+        chosen = state if state in _STATES else _ALL
+        choice = _Choice(chosen, group if group in _GROUPS else "", shown, order)
+        _JobsPage(console).build(choice, q)
+
+
+class _Choice(NamedTuple):
+    """How the jobs are shown; the address has all of it."""
+
+    state: str
+    group: str
+    columns: Sequence[str]
+    sort: str
+
+
+class _Results(NamedTuple):
+    """The results of some jobs by id."""
+
+    jobs: Mapping[str, Mapping[str, Any]]
+
+
+def _results(console: Console, jobs: str, metrics: bool) -> _Results:
+    found = {}
+    end_s = time.monotonic() + _RESULTS_S
+    for job in jobs.split(",")[:_MAX_RESULTS]:
+        if time.monotonic() > end_s:
+            break
+        results = Results()
+        with contextlib.suppress(CloudJobError):
+            results = console.results.of(console.job(job), with_metrics=metrics)
+        # JSON has no number that is infinite or none.
+        values = {
+            name: value if math.isfinite(value) else str(value)
+            for name, value in results.metrics.items()
+        }
+        found[job] = {**results._asdict(), "metrics": values}
+    return _Results(found)
 
 
 class _JobsPage:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def build(self, state: str, text: str) -> None:
-        chosen = state if state in COLOURS else _ALL
+    def build(self, choice: _Choice, text: str) -> None:
+        shown = json.dumps(choice._asdict())
         with frame("Jobs"):
             with ui.row().classes("toolbar items-center"):
                 ui.input(placeholder="Search", value=text).props(
                     'dense outlined clearable debounce=150 aria-label="Search jobs"'
                 ).classes("search").on_value_change(lambda e: self._search(e.value or ""))
-                ui.toggle([_ALL, *COLOURS], value=chosen).props(
-                    "dense unelevated no-caps toggle-color=primary"
-                ).classes("states").on_value_change(lambda e: self._filter(e.value))
+                toggle([_ALL, *_STATES], choice.state, lambda e: self._filter(e.value))
+                self._select(list(_OPTIONAL.items()), choice)
                 ui.space()
                 if daemon.is_running(self._console.home):
                     ui.link("Emulator", "/emulator")
@@ -102,27 +172,49 @@ class _JobsPage:
                         "headerCheckbox": False,
                         "enableClickSelection": False,
                     },
-                    "selectionColumnDef": {"width": 44, "pinned": "left"},
+                    "selectionColumnDef": {
+                        "width": 44,
+                        "pinned": "left",
+                        "headerName": "Selected",
+                        "headerClass": "unseen-header",
+                    },
                     "rowHeight": 34,
                     "headerHeight": 36,
                     "tooltipShowDelay": 400,
                     "quickFilterText": text,
+                    "cacheQuickFilter": True,
                     "suppressCellFocus": False,
                     "overlayNoRowsTemplate": "No jobs yet: <code>cloudjob submit train.py</code>",
-                    ":onGridReady": f"params => console_ui.jobs(params.api, {json.dumps(chosen)})",
+                    ":onGridReady": f"params => console_ui.jobs(params.api, {shown})",
                     ":onCellClicked": "console_ui.openJob",
                     ":onCellKeyDown": "console_ui.openJob",
+                    ":postSortRows": "console_ui.grouped",
+                    ":rowClassRules": "({'group-start': console_ui.startsGroup})",
                     ":isExternalFilterPresent": "console_ui.hasStateFilter",
                     ":doesExternalFilterPass": "console_ui.hasState",
                 },
             ).classes("jobs-grid")
+
+    def _select(self, options: Sequence[tuple[str, str]], choice: _Choice) -> None:
+        """Show the choices of columns and groups."""
+        columns = ui.select(
+            dict(options), value=list(choice.columns), multiple=True, label="Columns"
+        )
+        columns.props("dense outlined options-dense").classes("columns-choice")
+        columns.on_value_change(lambda e: self._run("showColumns", e.value))
+        groups = ui.select(_GROUPS, value=choice.group, label="Group by")
+        groups.props("dense outlined options-dense").classes("columns-choice")
+        groups.on_value_change(lambda e: self._run("groupBy", e.value))
+
+    def _run(self, function: str, value: object) -> None:
+        ui.run_javascript(f"console_ui.{function}({json.dumps(value)})")
 
     def _search(self, text: str) -> None:
         self._grid.run_grid_method("setGridOption", "quickFilterText", text)
         ui.run_javascript(f"console_ui.remember('q', {json.dumps(text)})")
 
     def _filter(self, state: str) -> None:
-        ui.run_javascript(f"console_ui.filterState({json.dumps(state)})")
+        self._run("filterState", state)
 
     async def _selected(self) -> list[str]:
         return [row["job"] for row in await self._grid.get_selected_rows()]

@@ -12,6 +12,8 @@ from nicegui import ui
 
 from cloudjob.console.charts import Chart, Shows, View
 from cloudjob.console.pages.chart_table import chart_table
+from cloudjob.console.pages.frame import heading
+from cloudjob.console.pages.widgets import toggle
 from cloudjob.console.text import displayable
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
@@ -24,10 +26,15 @@ _THROTTLE_S = 0.2
 
 
 class Live:
-    """A part of a page that redraws itself every few seconds while the job runs."""
+    """A part of a page that redraws itself every few seconds while a job runs.
 
-    def __init__(self, job: Job) -> None:
+    Args:
+        others: Further jobs that it shows.
+    """
+
+    def __init__(self, job: Job, others: Sequence[Job] = ()) -> None:
         self.job = job
+        self._jobs = (job, *others)
         # A timer and a click may draw at the same time.
         self._drawing = asyncio.Lock()
         self._next_s = 0.0
@@ -36,13 +43,17 @@ class Live:
         """Draw now, and repeatedly until the job has ended."""
         self._note = ui.label().classes("quiet")
         self.container = ui.column().classes("w-full gap-3")
-        was_final = self.job.has_final_status
+        was_final = self._have_ended
         await self.refresh()
         if not was_final:
             timer = ui.timer(_REFRESH_S, lambda: self._on_timer(timer))
 
+    @property
+    def _have_ended(self) -> bool:
+        return all(job.has_final_status for job in self._jobs)
+
     async def _on_timer(self, timer: ui.timer) -> None:
-        if self.job.has_final_status:
+        if self._have_ended:
             timer.deactivate()
         elif time.monotonic() < self._next_s:
             return
@@ -88,9 +99,7 @@ class ViewChoice:
             await on_change("by_time" in values)
 
         if self._has_steps:
-            axis = ui.toggle(["step", "time"], value="step")
-            axis.on_value_change(lambda event: change(by_time=event.value == "time"))
-            axis.props("dense unelevated no-caps toggle-color=primary").classes("states")
+            toggle(["step", "time"], "step", lambda event: change(by_time=event.value == "time"))
         shows = ui.select([each.value for each in Shows], value=self.view.shows.value)
         shows.on_value_change(lambda event: change(shows=Shows(event.value)))
         shows.props('dense outlined options-dense label="Lines"').classes("lines-choice")
@@ -119,8 +128,9 @@ class ChartView(Live):
         find: Callable[[], Awaitable[list[Chart]]],
         missing: str,
         choice: ViewChoice | None = None,
+        others: Sequence[Job] = (),
     ) -> None:
-        super().__init__(job)
+        super().__init__(job, others)
         self._find = find
         self._missing = missing
         self._choice = choice
@@ -183,7 +193,7 @@ class ChartPanel:
     ) -> None:
         with ui.card().classes("panel") as self._card:
             with ui.row().classes("w-full items-center gap-2 no-wrap"):
-                ui.label(displayable(chart.title)).classes("panel-title")
+                heading(displayable(chart.title))
                 self._note = ui.label(displayable(chart.note)).classes("quiet chart-note")
                 if chart.lines:
                     ui.space()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from nicegui import app, ui
 
 from cloudjob.console.emulated import EmulatedJob
-from cloudjob.console.log_table import Match, Page, Selection
+from cloudjob.console.log_table import LogTable, Match, Page, Selection
 from cloudjob.console.pages.http import json_response, parameter, streamed
 from cloudjob.console.pages.widgets import grid
 from cloudjob.console.state import Console
@@ -54,17 +55,17 @@ def register(console: Console) -> None:
 
     @app.get("/api/jobs/{job_id}/log")
     def log(
-        job_id: str, which: Annotated[Selection, Depends(_selection)], start: int = 0, end: int = 0
+        job_id: str, which: Annotated[_Which, Depends(_which)], start: int = 0, end: int = 0
     ) -> Response:
         try:
-            return json_response(console.log(job_id).page(which, start, end))
+            return json_response(which.log(console, job_id).page(which.selection, start, end))
         except CloudJobError as error:
             return json_response(Page(error=error.message))
 
     @app.get("/api/jobs/{job_id}/log.txt")
-    async def download(job_id: str, which: Annotated[Selection, Depends(_selection)]) -> Response:
+    async def download(job_id: str, which: Annotated[_Which, Depends(_which)]) -> Response:
         try:
-            pieces = (await in_thread(console.log, job_id)).texts(which)
+            pieces = (await in_thread(which.log, console, job_id)).texts(which.selection)
             first = await in_thread(next, pieces, b"")
         except CloudJobError as error:
             return PlainTextResponse(f"{displayable(error.message)}\n", 502)
@@ -78,10 +79,10 @@ def register(console: Console) -> None:
 
 def _register_places(console: Console) -> None:
     @app.get("/api/jobs/{job_id}/log/failure")
-    def failure(job_id: str, which: Annotated[Selection, Depends(_selection)]) -> Response:
+    def failure(job_id: str, which: Annotated[_Which, Depends(_which)]) -> Response:
         with contextlib.suppress(CloudJobError):
             failed = console.job(job_id).status().failure
-            found = console.log(job_id).find(failed, which) if failed else None
+            found = which.log(console, job_id).find(failed, which.selection) if failed else None
             if found is not None:
                 return json_response(_Place(*found))
         return json_response(_Place())
@@ -89,31 +90,43 @@ def _register_places(console: Console) -> None:
     @app.get("/api/jobs/{job_id}/log/match")
     def match(
         job_id: str,
-        which: Annotated[Selection, Depends(_selection)],
+        which: Annotated[_Which, Depends(_which)],
         line: int = 0,
         forward: bool = True,
     ) -> Response:
         with contextlib.suppress(CloudJobError):
-            return json_response(console.log(job_id).match(which, line, is_forward=forward))
+            log = which.log(console, job_id)
+            return json_response(log.match(which.selection, line, is_forward=forward))
         return json_response(Match())
 
     @app.get("/api/jobs/{job_id}/log/line")
-    def line_place(
-        job_id: str, which: Annotated[Selection, Depends(_selection)], line: int
-    ) -> Response:
+    def line_place(job_id: str, which: Annotated[_Which, Depends(_which)], line: int) -> Response:
         with contextlib.suppress(CloudJobError):
-            return json_response(_Place(console.log(job_id).row_of(line, which), line))
+            row = which.log(console, job_id).row_of(line, which.selection)
+            return json_response(_Place(row, line))
         return json_response(_Place())
 
 
-def _selection(
+class _Which(NamedTuple):
+    """Which lines a page shows: those of all attempts or of one, and of these a selection."""
+
+    attempt: int | None
+    selection: Selection
+
+    def log(self, console: Console, job_id: str) -> LogTable:
+        return console.log(job_id, self.attempt)
+
+
+def _which(
+    attempt: int | None = None,
     node: int | None = None,
     rank: int | None = None,
     text: str = "",
     expression: bool = False,
     others: bool = False,
-) -> Selection:
-    return Selection(node, rank, text, expression, others and bool(text))
+) -> _Which:
+    selection = Selection(node, rank, text, expression, others and bool(text))
+    return _Which(attempt, selection)
 
 
 class _Place(NamedTuple):
@@ -126,8 +139,8 @@ class _Place(NamedTuple):
 def build(job: Job | EmulatedJob) -> None:
     """Show the log.
 
-    The address chooses lines: a search ``q=``, ``expression=1``, ``others=1``, ``node=`` and
-    ``rank=``; and a line to jump to, ``line=`` or ``failure=1``.
+    The address chooses lines: a search ``q=``, ``expression=1``, ``others=1``, ``node=``,
+    ``rank=`` and ``attempt=``; and a line to jump to, ``line=`` or ``failure=1``.
     """
     _LogView(job).build()
 
@@ -139,9 +152,14 @@ class _LogView:
         request = ui.context.client.request
         self._jumps = parameter(request, "failure") == "1"
         self._line = _number(parameter(request, "line"), _MAX_LINE) or 0
-        counts = {"node": job.nodes, "rank": job.ranks}
-        numbers = {key: _number(parameter(request, key), most) for key, most in counts.items()}
-        self._selection: dict[str, Any] = {k: v for k, v in numbers.items() if v is not None}
+        status = job.last_status
+        attempt = status.attempt if status else None
+        self._attempts = range(1, attempt.number + 1) if attempt else range(0)
+        allowed = {"node": range(job.nodes), "rank": range(job.ranks), "attempt": self._attempts}
+        numbers = {key: _number(parameter(request, key), _MAX_LINE) for key in allowed}
+        self._selection: dict[str, Any] = {
+            key: number for key, number in numbers.items() if number in allowed[key]
+        }
         texts = {"text": displayable(parameter(request, "q"))[:_MAX_SEARCH]}
         flags = {key: "1" for key in ("expression", "others") if parameter(request, key) == "1"}
         self._selection.update({key: value for key, value in (texts | flags).items() if value})
@@ -157,9 +175,11 @@ class _LogView:
             self._others = self._switch("Other lines", "others")
             self._jump("keyboard_arrow_up", "toMatch", "Previous match", ", false")
             self._jump("keyboard_arrow_down", "toMatch", "Next match", ", true")
-            self._choice("Node", "node", self._job.nodes)
+            self._choice("Node", "node", range(self._job.nodes))
             if self._job.ranks:
-                self._choice("Rank", "rank", self._job.ranks)
+                self._choice("Rank", "rank", range(self._job.ranks))
+            if len(self._attempts) > 1:
+                self._choice("Attempt", "attempt", self._attempts)
             ui.html('<span id="log-state" class="quiet" role="status"></span>', sanitize=False)
             ui.space()
             status = self._job.last_status
@@ -199,12 +219,12 @@ class _LogView:
         box.on_value_change(lambda event: self._select(key, "1" if event.value else ""))
         return box
 
-    def _choice(self, label: str, key: str, count: int) -> None:
+    def _choice(self, label: str, key: str, numbers: Sequence[int]) -> None:
         choice = ui.select(
-            [_ALL, *range(count)],
+            [_ALL, *numbers],
             value=self._selection.get(key, _ALL),
             label=label,
-            with_input=count > _MANY_RANKS,
+            with_input=len(numbers) > _MANY_RANKS,
             on_change=lambda event: self._select(key, event.value),
         )
         choice.props("dense outlined options-dense").classes("choice")

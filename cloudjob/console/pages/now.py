@@ -9,6 +9,7 @@ from html import escape
 from nicegui import ui
 
 from cloudjob.console.now import Now, now, spark
+from cloudjob.console.pages.frame import heading
 from cloudjob.console.pages.live import Live
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
@@ -60,7 +61,7 @@ class NowPanel(Live):
     def _build(self) -> None:
         with self.container, ui.card().classes("panel"):
             with ui.row().classes("w-full items-center gap-3"):
-                ui.label("Now").classes("panel-title").props("role=heading aria-level=2")
+                heading("Now")
                 self._share = ui.label().classes("quiet")
             self._bar = ui.linear_progress(0, show_value=False, size="6px")
             self._bar.props('rounded aria-label="Progress"')

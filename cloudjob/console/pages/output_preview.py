@@ -7,6 +7,7 @@ from html import escape
 
 from nicegui import ui
 
+from cloudjob.console.pages.frame import heading
 from cloudjob.console.pages.http import url
 from cloudjob.console.preview import Kind, Preview, preview
 from cloudjob.console.text import displayable
@@ -22,7 +23,7 @@ async def show_preview(job: Job, file: Output) -> None:
     name = displayable(file.name)
     with ui.dialog(value=True) as dialog, ui.card().classes("table-dialog"):
         with ui.row().classes("w-full items-center no-wrap"):
-            ui.label(name).classes("panel-title mono")
+            heading(name).classes("mono")
             ui.label(size_text(file.size_bytes)).classes("quiet")
             ui.space()
             link = url(f"/api/jobs/{job.id}/output", name=file.name)

@@ -28,8 +28,8 @@ _COLUMNS = (
     {**NAME, ":cellRenderer": "console_ui.file"},
     SIZE,
     column("modified", "Written", width=190, **{":valueFormatter": "console_ui.date"}),
-    column("note", "", width=120),
-    column("preview", "", width=100, **{":cellRenderer": "console_ui.previewButton"}),
+    column("note", "Note", width=120),
+    column("preview", "Preview", width=100, **{":cellRenderer": "console_ui.previewButton"}),
 )
 
 

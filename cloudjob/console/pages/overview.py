@@ -10,6 +10,7 @@ from nicegui import ui
 
 from cloudjob.console import charts
 from cloudjob.console.markdown import failure_text
+from cloudjob.console.pages.frame import heading
 from cloudjob.console.pages.live import ChartPanel
 from cloudjob.console.text import displayable
 from cloudjob.model.status import Failure, JobStatus, Phase
@@ -57,7 +58,7 @@ class Overview:
             with self._verdict_container:
                 _verdict(self._job, status, status.failure, hint)
         with self._facts_container, ui.card().classes("panel"):
-            ui.label("Job").classes("panel-title")
+            heading("Job")
             with ui.element("div").classes("facts"):
                 for name, value in facts:
                     with ui.column().classes("gap-0"):

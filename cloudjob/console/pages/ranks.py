@@ -8,6 +8,7 @@ from nicegui import ui
 
 from cloudjob.console import charts, rank_lanes
 from cloudjob.console.pages.live import ChartPanel, Live
+from cloudjob.console.pages.widgets import toggle
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.model import times
@@ -20,12 +21,8 @@ _NO_STEPS = "No rank has printed a metric with a step"
 async def build(console: Console, job: Job) -> None:
     """Show the grid, and keep it up to date while the job runs."""
     view = _Ranks(console, job)
-    choice = ui.toggle(
-        [charts.RANK_VALUES[0], rank_lanes.TITLE, *charts.RANK_VALUES[1:]],
-        value=view.shows,
-        on_change=view.choose,
-    )
-    choice.props("dense unelevated no-caps toggle-color=primary").classes("states")
+    options = [charts.RANK_VALUES[0], rank_lanes.TITLE, *charts.RANK_VALUES[1:]]
+    toggle(options, view.shows, view.choose)
     await view.start()
 
 

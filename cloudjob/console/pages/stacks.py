@@ -7,6 +7,7 @@ from html import escape
 from nicegui import ui
 
 from cloudjob.console.facts import clock
+from cloudjob.console.pages.frame import heading
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
@@ -60,7 +61,7 @@ class _Stacks:
         self._groups.clear()
         with self._groups:
             if found.conclusion:
-                ui.label(found.conclusion).classes("panel-title")
+                heading(found.conclusion)
             for group in found.groups[:_MAX_GROUPS]:
                 _group(group)
             more = len(found.groups) - _MAX_GROUPS
@@ -73,7 +74,7 @@ class _Stacks:
 def _group(group: StackGroup) -> None:
     with ui.card().classes("panel"):
         with ui.row().classes("items-baseline gap-2"):
-            ui.label(displayable(group.who)).classes("panel-title")
+            heading(displayable(group.who))
             ui.label(group.does).classes("quiet")
         if group.problem and not group.native:
             ui.label(f"No Python stack: {displayable(group.problem)}").classes("quiet")

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from nicegui import ui
 
-from cloudjob.console.facts import texts_of
-from cloudjob.console.pages.widgets import NAME, SIZE, column, short_grid, show_command, text_table
+from cloudjob.console.facts import changed, texts_of
+from cloudjob.console.pages.frame import heading
+from cloudjob.console.pages.widgets import (
+    NAME,
+    SIZE,
+    column,
+    short_grid,
+    show_command,
+    show_texts,
+    text_table,
+)
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
@@ -20,9 +32,9 @@ _MAX_FILES = 20_000
 
 async def build(job: Job) -> None:
     """Show the recorded description, and the package in the store."""
-    _description(job)
+    _described(job)
     with ui.card().classes("panel") as panel:
-        ui.label("Package").classes("panel-title")
+        heading("Package")
         spinner = ui.spinner()
     error = ""
     try:
@@ -53,14 +65,33 @@ def _package(entries: list[Entry]) -> None:
     short_grid(_COLUMNS, rows, enableCellTextSelection=True)
 
 
-def _description(job: Job) -> None:
+def _described(job: Job) -> None:
     try:
         spec = job.spec()
     except CloudJobError as error:
         ui.label(displayable(error.message)).classes("quiet")
         return
     variables = spec.pop("env", None)
-    text_table("Job description", texts_of(spec, keeps_empty=False).items())
+    description(spec)
     if variables:
         text_table("Variables", sorted(texts_of(variables).items()))
     show_command("Submit it again:", f"cloudjob cp {job.id}")
+
+
+def description(spec: Mapping[str, Any]) -> None:
+    """Show what of a description differs from the defaults, and all of it on request."""
+    with ui.card().classes("panel"):
+        with ui.row().classes("w-full items-center gap-3"):
+            heading("Job description")
+            ui.space()
+            has_defaults = ui.switch("Show defaults").props("dense")
+        rows = ui.column().classes("w-full")
+
+    def show() -> None:
+        chosen = spec if has_defaults.value else changed(spec)
+        rows.clear()
+        with rows:
+            show_texts(texts_of(chosen, keeps_empty=False).items())
+
+    has_defaults.on_value_change(show)
+    show()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from nicegui import ui
 
+from cloudjob.console.pages.frame import heading
 from cloudjob.console.text import displayable
 
 _ROW_PX, _HEAD_PX, _MAX_ROWS = 30, 56, 16
@@ -43,16 +44,28 @@ def short_grid(
     return made.classes("outputs-grid").style(f"height: {height_px}px")
 
 
+def toggle(options: Sequence[str], value: str, on_change: Callable[[Any], Any]) -> ui.toggle:
+    """Show buttons of which one is chosen."""
+    choice = ui.toggle(list(options), value=value, on_change=on_change).classes("states")
+    choice.props("dense unelevated no-caps toggle-color=primary toggle-text-color=on-colour")
+    return choice
+
+
 def text_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Show names and texts in a panel."""
     with ui.card().classes("panel"):
-        ui.label(title).classes("panel-title")
-        body = "".join(
-            f"<tr><td class='quiet'>{escape(displayable(name))}</td>"
-            f"<td class='mono'>{escape(displayable(text))}</td></tr>"
-            for name, text in rows
-        )
-        ui.html(f'<table class="plain">{body}</table>', sanitize=False).classes("w-full")
+        heading(title)
+        show_texts(rows)
+
+
+def show_texts(rows: Iterable[tuple[str, str]]) -> None:
+    """Show names and texts, each in a row."""
+    body = "".join(
+        f"<tr><th scope='row'>{escape(displayable(name))}</th>"
+        f"<td class='mono'>{escape(displayable(text))}</td></tr>"
+        for name, text in rows
+    )
+    ui.html(f'<table class="plain">{body}</table>', sanitize=False).classes("w-full")
 
 
 def show_command(text: str, command: str) -> None:
@@ -64,11 +77,14 @@ def show_command(text: str, command: str) -> None:
         button.props('flat dense round size=sm aria-label="Copy the command"')
 
 
-async def confirm(question: str, yes: str, no: str) -> bool:
+async def confirm(question: str, yes: str, no: str, *, is_dangerous: bool = True) -> bool:
     """Ask in a dialog; closing it means no."""
+    colour = "negative" if is_dangerous else "primary"
     with ui.dialog() as dialog, ui.card():
         ui.label(question)
         with ui.row().classes("w-full justify-end"):
             ui.button(no, on_click=lambda: dialog.submit(False)).props("flat no-caps")
-            ui.button(yes, on_click=lambda: dialog.submit(True)).props("no-caps color=negative")
+            ui.button(yes, on_click=lambda: dialog.submit(True)).props(
+                f"no-caps color={colour} text-color=on-colour"
+            )
     return bool(await dialog)

@@ -36,8 +36,10 @@ const console_ui = (() => {
 
   const openJob = (event) => {
     if (event.event?.key && event.event.key !== "Enter") return;
-    if (event.column?.getColId().startsWith("ag-Grid-Selection")) return;
-    const path = `/job/${encodeURIComponent(event.data.job)}`;
+    const id = event.column?.getColId();
+    if (id?.startsWith("ag-Grid-Selection")) return;
+    const { job, sweep } = event.data;
+    const path = id === "sweep" && sweep ? `/sweep/${encodeURIComponent(sweep)}` : `/job/${encodeURIComponent(job)}`;
     if (event.event?.ctrlKey || event.event?.metaKey) window.open(path, "_blank");
     else window.location = path;
   };
@@ -49,15 +51,133 @@ const console_ui = (() => {
     history.replaceState(history.state, "", url);
   };
 
+  const sweep = ({ value }) => {
+    const mark = document.createElement("span");
+    mark.textContent = value;
+    if (value) mark.className = "nicegui-link";
+    return mark;
+  };
+
+  // -- groups, and columns on request: results of jobs arrive in the background
+  let group = "";
+  let columns = [];
+  const results = {};
+  const RESULTS = 20, AGAIN_S = 15, METRICS = 12;
+
+  // Rows of a group stay together, and groups are in the order of their first rows.
+  const grouped = ({ nodes }) => {
+    if (!group) return;
+    const groups = new Map();
+    for (const node of nodes) {
+      const key = node.data[group];
+      groups.set(key, [...(groups.get(key) || []), node]);
+    }
+    nodes.splice(0, nodes.length, ...[...groups.values()].flat());
+  };
+  const startsGroup = ({ api, data, rowIndex }) => {
+    if (!group || !rowIndex) return false;
+    return api.getDisplayedRowAtIndex(rowIndex - 1)?.data[group] !== data[group];
+  };
+
+  const result = ({ data, colDef }) => results[data.job]?.[colDef.field] ?? "";
+  const metricColumn = (name) => ({
+    colId: `metric ${name}`,
+    headerName: name,
+    width: 110,
+    type: "numericColumn",
+    // A job may call a metric "constructor".
+    valueGetter: ({ data }) => new Map(Object.entries(results[data.job]?.metrics ?? {})).get(name) ?? null,
+    valueFormatter: ({ value }) => (typeof value === "number" ? String(number(value)) : value ?? ""),
+  });
+
+  // Reads what is missing of the first rows, some at a time.
+  let isReading = false;
+  const readResults = async () => {
+    const needs = columns.filter((name) => name !== "user");
+    if (!grid || !needs.length || document.hidden || isReading) return;
+    const metrics = columns.includes("metrics");
+    const jobs = [];
+    const last = Math.min(grid.getDisplayedRowCount(), 10 * RESULTS);
+    for (let place = 0; place < last && jobs.length < RESULTS; place++) {
+      const { data } = grid.getDisplayedRowAtIndex(place);
+      const known = results[data.job];
+      const isOld = known && !known.is_final && now() - known.at > AGAIN_S;
+      if (!known || (metrics && !known.with_metrics) || (metrics && isOld)) jobs.push(data.job);
+    }
+    if (!jobs.length) return;
+    isReading = true;
+    const path = `/api/results?${new URLSearchParams({ jobs: jobs.join(), metrics })}`;
+    const found = await fetch(path).then((answer) => answer.json()).catch(() => null);
+    isReading = false;
+    // The next refresh says why the console does not answer.
+    if (!found?.jobs) return;
+    // Jobs for which there was no time are asked for again.
+    for (const [job, each] of Object.entries(found.jobs)) {
+      results[job] = { ...each, at: now(), with_metrics: metrics };
+    }
+    defineColumns();
+    grid.refreshCells({ force: true });
+    setTimeout(readResults, 0);
+  };
+
+  const defineColumns = () => {
+    const names = [...new Set(Object.values(results).flatMap((each) => Object.keys(each.metrics)))].slice(0, METRICS);
+    const wanted = columns.includes("metrics") ? names : [];
+    const current = grid.getColumnDefs();
+    const others = current.filter(({ colId }) => !colId.startsWith("metric "));
+    if (current.length === others.length + wanted.length) return;
+    const place = 1 + others.findIndex(({ colId }) => colId === "values");
+    others.splice(place, 0, ...wanted.map(metricColumn));
+    grid.setGridOption("columnDefs", others);
+  };
+
+  const showColumns = (names) => {
+    columns = names;
+    remember("columns", names.join());
+    narrow(grid);
+    defineColumns();
+    readResults();
+  };
+
+  const groupBy = (name) => {
+    group = name;
+    remember("group", name);
+    narrow(grid);
+    grid.refreshClientSideRowModel("sort");
+    grid.redrawRows();
+  };
+
+  // The number of jobs beside each state of the filter.
+  const count = () => {
+    const counts = { all: 0 };
+    grid.forEachNode(({ data }) => {
+      counts.all += 1;
+      counts[data.state] = (counts[data.state] || 0) + 1;
+    });
+    document.querySelectorAll(".states .q-btn").forEach((button) => {
+      const label = button.querySelector(".block");
+      if (counts[label?.textContent]) label.dataset.count = counts[label.textContent].toLocaleString();
+      else delete label?.dataset.count;
+    });
+  };
+
   const narrow = (api) => {
     const width = window.innerWidth;
+    for (const name of ["values", "labels", "user"]) api.setColumnsVisible([name], columns.includes(name) || group === name);
     api.setColumnsVisible(["sweep", "backend", "nodes", "exit_code"], width >= 900);
     api.setColumnsVisible(["ranks", "created", "started", "reason"], width >= 640);
   };
 
   const jobs = async (api, chosen) => {
     grid = api;
-    states = chosen;
+    ({ state: states, group, columns } = chosen);
+    const [, colId, sort] = /^(\w+)-(asc|desc)$/.exec(chosen.sort) || [];
+    if (colId) api.applyColumnState({ state: [{ colId, sort }], defaultState: { sort: null } });
+    api.addEventListener("sortChanged", () => {
+      const by = api.getColumnState().find((each) => each.sort);
+      remember("sort", by ? `${by.colId}-${by.sort}` : "");
+      api.redrawRows();
+    });
     api.setGridOption("loading", true);
     narrow(api);
     window.addEventListener("resize", () => narrow(api));
@@ -88,6 +208,8 @@ const console_ui = (() => {
         }
         version = found.version;
         error(found.error);
+        count();
+        readResults();
       } catch (failure) {
         error(failure instanceof TypeError ? "the console has stopped" : failure.message);
       }
@@ -238,7 +360,7 @@ const console_ui = (() => {
     // The chosen line stays in sight.
     view.wanted = query.text && !query.others ? 0 : view.line;
     const { text, ...rest } = query;
-    for (const name of ["node", "rank", "expression", "others"]) remember(name, rest[name] ?? "");
+    for (const name of ["node", "rank", "attempt", "expression", "others"]) remember(name, rest[name] ?? "");
     remember("q", text ?? "");
     view.reload();
   };
@@ -298,10 +420,16 @@ const console_ui = (() => {
 
   // The icon of the tab has a dot in the colour of the state of the page's job.
   const showState = (state) => {
-    const colour = getComputedStyle(document.documentElement).getPropertyValue(`--${state}`).trim() || "#6b7280";
     const icon = document.querySelector("link[rel~='icon']");
-    const picture = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><rect width="24" height="24" rx="5" fill="#1d4ed8"/><path d="M5 6h9v3H5zM5 11h5v3H5z" fill="#fff"/><circle cx="17" cy="17" r="6.5" fill="${colour}" stroke="#fff" stroke-width="2"/></svg>`;
+    const picture = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><rect width="24" height="24" rx="5" fill="#1d4ed8"/><path d="M5 6h9v3H5zM5 11h5v3H5z" fill="#fff"/><circle cx="17" cy="17" r="6.5" fill="${colour(state) || "#6b7280"}" stroke="#fff" stroke-width="2"/></svg>`;
     if (icon) icon.href = `data:image/svg+xml,${encodeURIComponent(picture)}`;
+  };
+
+  const mayNotify = async () =>
+    "Notification" in window && (await Notification.requestPermission()) === "granted";
+  const notifyUser = (title, body) => {
+    const note = new Notification(title, { body, icon: "/static/icon.svg" });
+    note.onclick = () => window.focus();
   };
 
   const switchDark = () => {
@@ -311,6 +439,28 @@ const console_ui = (() => {
   };
 
   // -- charts ----------------------------------------------------------------------------------
+  // A colour of the style sheet as it is now: a canvas cannot follow it.
+  const colour = (name) => getComputedStyle(document.body).getPropertyValue(`--${name}`).trim();
+
+  // Texts of charts that have been drawn follow the scheme.
+  const recolour = async () => {
+    const { echarts } = await import("nicegui-echart");
+    document.querySelectorAll("[_echarts_instance_]").forEach((place) => {
+      const chart = echarts.getInstanceByDom(place);
+      const axes = (name) => (chart.getOption()[name] || []).map(() => ({ axisLabel: { color: colour("quiet") } }));
+      const legends = (name) => (chart.getOption()[name] || []).map(() => ({ textStyle: { color: colour("quiet") } }));
+      chart.setOption({ xAxis: axes("xAxis"), yAxis: axes("yAxis"), legend: legends("legend"), visualMap: legends("visualMap") });
+    });
+  };
+  document.addEventListener("DOMContentLoaded", () => {
+    let scheme = "";
+    new MutationObserver(() => {
+      const before = scheme;
+      scheme = colour("quiet");
+      if (before && before !== scheme && document.querySelector("[_echarts_instance_]")) recolour();
+    }).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+  });
+
   // The value of a key that begins with a colon is a function.
   const prepared = (value) => {
     if (Array.isArray(value)) return value.map(prepared);
@@ -437,6 +587,12 @@ const console_ui = (() => {
     seconds: ({ value }) => span(value),
     duration,
     state,
+    sweep,
+    result,
+    grouped,
+    startsGroup,
+    showColumns,
+    groupBy,
     openJob,
     file,
     previewButton,
@@ -444,6 +600,9 @@ const console_ui = (() => {
     narrowEmulator,
     switchDark,
     showState,
+    mayNotify,
+    notifyUser,
+    colour,
     prepared,
     draw,
     zoomTogether,

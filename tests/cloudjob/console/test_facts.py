@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloudjob.console.facts import facts
+from cloudjob.console.facts import changed, facts
 from cloudjob.errors import UsageError
 from tests.support.statuses import status_of
 
@@ -31,15 +31,52 @@ class Job:
 
 
 def test_the_facts_name_the_command_the_image_the_commit_and_who_submitted():
-    job = Job({"script": "train.py", "args": ["--name", "a b\x1b[31m"], "image": "torch:2"})
+    spec = {
+        "script": "train.py",
+        "args": ["--name", "a b\x1b[31m"],
+        "image": "torch:2",
+        "backend": "kubernetes",
+        "kubernetes": {"labels": {"team": "<b>vision</b>"}},
+        "process": {"python": "/not/of/this/backend"},
+    }
+    job = Job(spec)
     found = dict(facts(status_of(), job))  # type: ignore[arg-type]
 
     assert found["Command"] == "train.py --name 'a b'"
     assert (found["Image"], found["Sweep"]) == ("torch:2", "lr=0.1")
     assert found["Git commit"] == "0123abcd with uncommitted changes"
     assert found["Submitted by"] == "ann@host"
+    assert found["Labels"] == "team=<b>vision</b>"
+    assert "Interpreter" not in found
 
 
-@pytest.mark.parametrize("spec", [None, {}, {"script": None, "args": 5}])
+def test_the_facts_name_the_interpreter_that_was_chosen():
+    job = Job({"backend": "process", "process": {"python": "/opt/python"}})
+
+    assert dict(facts(status_of(), job))["Interpreter"] == "/opt/python"  # type: ignore[arg-type]
+
+
+def test_only_what_differs_from_the_defaults_is_a_change():
+    spec = {
+        "script": "train.py",
+        "args": [],
+        "nodes": 2,
+        "timeout_min": 0.0,
+        "env": {},
+        "kubernetes": {"keep_min": 0.0, "namespace": "team"},
+        "slurm": {"host": ""},
+        "of_a_later_version": 1,
+    }
+    assert changed(spec) == {
+        "script": "train.py",
+        "nodes": 2,
+        "kubernetes": {"namespace": "team"},
+        "of_a_later_version": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    "spec", [None, {}, {"script": None, "args": 5, "backend": [], "process": 1}]
+)
 def test_what_is_not_recorded_is_left_out(spec: dict[str, Any] | None):
     assert not {"Command", "Image"} & dict(facts(status_of(), Job(spec))).keys()  # type: ignore[arg-type]

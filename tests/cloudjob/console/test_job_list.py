@@ -66,6 +66,29 @@ def test_a_page_gets_all_jobs_once_and_then_what_changed(tmp_path: Path):
     poll(lambda: jobs.changes(version).removed == ["train-1"], "the removal")
 
 
+def test_the_newest_jobs_come_first_and_all_others_after_them(tmp_path: Path):
+    for number in range(300):
+        record(
+            tmp_path,
+            ended(
+                f"train-{number}",
+                created_at=f"2026-01-01T00:{number // 60:02d}:{number % 60:02d}.000Z",
+            ),
+        )
+    jobs = JobList(tmp_path)
+    first = jobs.changes(0)
+    assert [row["job"] for row in first.rows][:200] == [
+        f"train-{number}" for number in range(299, 99, -1)
+    ]
+
+    def seen() -> list[str]:
+        more = jobs.changes(first.version)
+        return [row["job"] for row in (*first.rows, *more.rows)]
+
+    poll(lambda: len(seen()) == 300, "all jobs")
+    assert jobs.changes(first.version).removed == []
+
+
 def test_a_page_of_an_earlier_console_gets_everything_again(tmp_path: Path):
     record(tmp_path, ended("train-1"))
 

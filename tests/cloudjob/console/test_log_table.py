@@ -35,7 +35,13 @@ class Job:
     def metric_reader(self) -> MetricReader:
         return MetricReader({"loss": "loss ([0-9.]+)"})
 
-    def pieces(self, *, follow: bool, is_timed: bool, on_journal: object) -> Iterator[LogPiece]:
+    def pieces(
+        self, *, follow: bool, is_timed: bool, on_journal: object, attempt: int | None = None
+    ) -> Iterator[LogPiece]:
+        if attempt is not None:
+            assert not follow
+            yield LogPiece(0, b"[0] of attempt %d\n" % attempt)
+            return
         self.reads += 1
         assert is_timed
         assert callable(on_journal)
@@ -48,9 +54,9 @@ class Job:
 
 
 @contextlib.contextmanager
-def open_table(job: Job, *, is_read: bool = True) -> Iterator[LogTable]:
+def open_table(job: Job, attempt: int | None = None, *, is_read: bool = True) -> Iterator[LogTable]:
     """Open the log of a job; with ``is_read``, wait until all of it has been read."""
-    log = LogTable(job)  # type: ignore[arg-type]
+    log = LogTable(job, attempt)  # type: ignore[arg-type]
     try:
         if is_read:
             poll(lambda: log.page(Selection(), 0, 0).is_complete, "the whole log")
@@ -65,6 +71,14 @@ def read(job: Job, **selection: Any) -> list[tuple[int, int | None, str]]:
     with open_table(job) as log:
         rows = log.page(Selection(**selection), 0, 1000).rows
     return [(row["node"], row["rank"], row["text"]) for row in rows]
+
+
+def test_the_log_of_one_attempt_is_what_it_has_stored_while_the_job_runs():
+    with open_table(Job(has_ended=False), attempt=2) as log:
+        page = log.page(Selection(), 0, 10)
+
+    assert [row["text"] for row in page.rows] == ["of attempt 2"]
+    assert not page.is_live
 
 
 TWO_NODES = (

@@ -498,6 +498,24 @@ def test_the_contents_of_a_package_are_read_without_its_files(laptop: Laptop, st
     assert set(fetched) <= {"get_bytes", "get_range", "uri"}
 
 
+def test_single_files_of_a_package_are_read_up_to_a_size(laptop: Laptop, store: Store):
+    job = laptop.submit()
+    (laptop.source / "train.py").write_text("print('changed')\n")
+    job = laptop.submit()
+    digest = hashlib.sha256(b"print('changed')\n").hexdigest()
+
+    def read(limit_bytes: int) -> dict[str, bytes]:
+        return contents.read_files(
+            store,  # type: ignore[arg-type]
+            f"{job}/code.json",
+            {digest, "0" * 64},
+            limit_bytes=limit_bytes,
+        )
+
+    assert read(100) == {digest: b"print('changed')\n"}
+    assert read(5) == {}
+
+
 def test_the_error_names_a_damaged_package(laptop: Laptop, store: Store):
     job = laptop.submit()
     (layer,) = keys(store, "layers/")
@@ -506,3 +524,5 @@ def test_the_error_names_a_damaged_package(laptop: Laptop, store: Store):
         StoreError, match=f"reading the package .*{job}/code.json: the size of layer"
     ):
         contents.read(store, f"{job}/code.json")  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match="the size of layer"):
+        contents.read_files(store, f"{job}/code.json", {"0" * 64}, limit_bytes=1)  # type: ignore[arg-type]

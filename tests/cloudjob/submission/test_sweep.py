@@ -233,9 +233,9 @@ def test_a_sweep_runs_each_job_once_and_ranks_them_by_a_metric(capfd: Any):
     assert [status.exit_code for status in statuses] == [0, 0, 7]
     assert len({status.code.digest for status in statuses if status.code}) == 1
     assert [(job.sweep, values["x"], value) for job, values, value in sweep.ranking("loss")] == [
-        (sweep.id, "1", 1.0), (sweep.id, "2", 2.0), (sweep.id, "3", 3.0),
+        (sweep.id, 1, 1.0), (sweep.id, 2, 2.0), (sweep.id, 3, 3.0),
     ]  # fmt: skip
-    assert sweep.ranking("loss", maximize=True)[0].values == {"x": "3"}
+    assert sweep.ranking("loss", maximize=True)[0].values == {"x": 3}
     with pytest.raises(cloudjob.UsageError, match="none has printed the metric 'los'") as caught:
         sweep.ranking("los")
     assert "loss" in caught.value.hint

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from cloudjob.errors import UsageError
 from cloudjob.model.kinds import check_pattern
 from cloudjob.tracking import event_files
 from cloudjob.tracking.journals import Journals, series
-from cloudjob.tracking.metrics import MetricPoint, MetricReader
+from cloudjob.tracking.metrics import MetricPoint, MetricReader, Metrics
 from jobentry.contract import journal
 from jobentry.contract.journal import Device, Phase, RankSample, Sample
 
@@ -262,3 +264,24 @@ def test_a_pattern_that_cannot_find_a_value_is_refused(text: str):
 
     with pytest.raises(ValueError, match="given"):
         check_pattern(text)
+
+
+def test_the_metrics_of_a_job_are_a_table_of_pandas_by_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without pandas, the error says how to install it."""
+    found = Metrics([MetricPoint("loss", 1, 0, 9.0), MetricPoint("loss", 0, 0, 2.0)])
+    assert found.last() == {"loss": 2.0}
+    # Only the constructor matters: it gets the columns.
+    (tmp_path / "pandas.py").write_text("class DataFrame(dict):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    table = found.to_pandas()
+
+    assert list(table) == list(MetricPoint._fields)
+    assert (table["rank"], table["value"]) == ([1, 0], [9.0, 2.0])
+
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="making a table of metrics") as caught:
+        found.to_pandas()
+    assert caught.value.hint == "pip install pandas"
