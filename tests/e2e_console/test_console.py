@@ -347,6 +347,8 @@ def test_ten_thousand_jobs_are_searched_and_filtered(tmp_path: Path, open_page: 
     page = open_page(home)
     page.await_true(f"{ROWS} > 10")
     page.shows("job-09999")
+    # The newest come first, and all others follow.
+    page.await_true("document.querySelector('.states [data-count]')?.dataset.count === '10,000'")
     page.enter(".search input", "job-00042")
     page.await_true(f"{ROWS} === 1")
     page.shows("job-00042")
