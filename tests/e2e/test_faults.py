@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support import folders
 from tests.support.gates import Gate
 from tests.support.polling import poll
 from tests.support.servers import HANG, INTERNAL, Fault, FaultProxy, Server
@@ -229,7 +230,7 @@ def case(
 ) -> Iterator[Callable[..., Case]]:
     """Return a function that submits a job and holds it at a stage."""
     # The path of a socket must be short.
-    folder = Path(tempfile.mkdtemp(prefix="cf-", dir="/var/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="cf-", dir=folders.ROOT))
     cases = []
 
     def make(stage: str, *, fault: str = "", disk: Path | None = None) -> Case:
@@ -527,11 +528,11 @@ def test_every_command_reports_a_read_only_home_folder(cloud, small_disk: Path):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
+    """A file system of 8 MiB: the entry of a node, unpacked and compiled, takes half of it."""
     if os.geteuid():
         pytest.skip("only root may mount a file system")
-    folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/var/tmp"))
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=True)
+    folder = Path(tempfile.mkdtemp(prefix="cd-", dir=folders.ROOT))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=True)
     for name in ("home", "tmp"):
         (folder / name).mkdir(mode=0o700)
     yield folder
