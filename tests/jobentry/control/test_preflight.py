@@ -64,7 +64,7 @@ class Nodes:
         self.workers = [self._worker(node, has_probe) for node in range(1, len(answers))]
         self.check = Check(
             SimpleNamespace(  # type: ignore[arg-type]
-                node=NodeEnv(hosts=hosts, preflight=level),
+                setup=SimpleNamespace(node=NodeEnv(hosts=hosts, preflight=level)),
                 loop=self.loop,
                 pool=SimpleNamespace(workers=self.workers),
                 stop=SimpleNamespace(has_begun=False),
