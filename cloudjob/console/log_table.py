@@ -13,9 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloudjob.console.emulated import EmulatedJob
 from cloudjob.console.text import coloured_line, displayable_line
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import bars
@@ -28,6 +27,10 @@ from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import MetricPoint, MetricReader
 from cloudjob.tracking.training import Training
 from jobentry.contract import lines
+
+# The card of a job in a notebook needs no emulator.
+if TYPE_CHECKING:
+    from cloudjob.console.emulated import EmulatedJob
 
 # Longer lines are cut.
 MAX_CHARS = 4000
@@ -494,7 +497,7 @@ class LogTable:
                 self._open.clear()
 
     def _pieces(self) -> Iterator[LogPiece]:
-        if self._attempt is None or isinstance(self._job, EmulatedJob):
+        if self._attempt is None or not isinstance(self._job, Job):
             follow = not self._job.has_final_status
             return self._job.pieces(follow=follow, is_timed=True, on_journal=self.journals.add)
         return self._job.pieces(
