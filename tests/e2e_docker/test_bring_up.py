@@ -414,7 +414,7 @@ def test_a_job_with_a_silent_node_can_be_cancelled(cloud, launcher):
 
     status = cloud.status(job)
     begun = (cloud.home / "docker" / job / "cancelled").stat().st_mtime
-    # The grace period and 5 s; the rest allows for a busy host.
-    assert datetime.fromisoformat(status["ended_at"]).timestamp() - begun < 20, (done, status)
-    assert max(times_of(cloud, job, node=1)) - begun < 20
+    # The grace period and 5 s; the rest allows for a busy host. The script would go on for 10 min.
+    assert datetime.fromisoformat(status["ended_at"]).timestamp() - begun < 60, (done, status)
+    assert max(times_of(cloud, job, node=1)) - begun < 60
     assert status["state"] == "CANCELLED"

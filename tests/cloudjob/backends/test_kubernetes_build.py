@@ -369,7 +369,7 @@ def test_a_job_of_1000_nodes_is_quickly_made_and_small_enough(engine: str):
     spent_s = time.process_time() - started_s
     sizes = [len(json.dumps(item)) for item in request.objects(made, b"k" * 500)]
 
-    assert spent_s < 1.0
+    assert spent_s < 5.0
     # By default, etcd accepts objects of up to 1.5 MiB.
     assert max(sizes) < 1_572_864
     assert "train-2345678b" in text
