@@ -397,7 +397,7 @@ print(typing.get_type_hints(Point), typing.get_type_hints(Pair), inspect.signatu
 print(pickle.dumps(Point()), pickle.loads(pickle.dumps(Point())), inspect.getsource(Point))
 print(inspect.getsourcefile(Point), inspect.getfile(main), linecache.getline(__file__, 2))
 print(sys.argv, sys.path, getattr(sys, "orig_argv", [])[1:], sys.flags, sys.warnoptions)
-print(sys.meta_path, sys.path_hooks, [path for path in sys.path_importer_cache if "jobentry" in path])
+print(sys.meta_path, sys.path_hooks, [path for path in sys.path_importer_cache if "entry" in path])
 warnings.warn("a warning")
 os.chdir("/")
 print(__loader__.get_source("__main__") if sys.version_info >= (3, 9) else "")
