@@ -133,7 +133,8 @@ def test_a_failed_job_shows_which_rank_failed_and_why(home: Path, failed: str, o
     page.await_true("document.querySelectorAll('canvas').length >= 1")
     save_screenshot(page, "ranks")
     page.click("button", "over time")
-    page.await_true("document.querySelector('.panel-title')?.innerText === 'over time'")
+    titles = "[...document.querySelectorAll('.panel-title')].map(each => each.innerText)"
+    page.await_true(f"{titles}.includes('over time')")
     page.await_true("document.querySelectorAll('canvas').length >= 1")
     page.open(f"/job/{failed}/resources")
     page.shows("CPU of each rank", "Memory of each rank")
