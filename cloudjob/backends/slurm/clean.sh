@@ -5,6 +5,8 @@
 # The lines above come from cloudjob/backends/slurm/script.py; they assign these:
 # shellcheck shell=sh
 : "${scratch:?}" "${suffix:?}"
+# Slurm ends a step that is cancelled with SIGTERM, this script included.
+trap '' TERM INT HUP
 work=$scratch/cloudjob-$suffix
 if [ "${1:-}" != mine ]; then
     [ -d "$work" ] || exit 0
