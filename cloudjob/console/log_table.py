@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cloudjob.console.text import coloured_line, displayable_line
 from cloudjob.errors import CloudJobError, UsageError
@@ -497,10 +497,12 @@ class LogTable:
                 self._open.clear()
 
     def _pieces(self) -> Iterator[LogPiece]:
-        if self._attempt is None or not isinstance(self._job, Job):
+        if self._attempt is None:
             follow = not self._job.has_final_status
             return self._job.pieces(follow=follow, is_timed=True, on_journal=self.journals.add)
-        return self._job.pieces(
+        # No attempt of a job of the emulator can be chosen.
+        job = cast("Job", self._job)
+        return job.pieces(
             follow=False, attempt=self._attempt, is_timed=True, on_journal=self.journals.add
         )
 
