@@ -51,7 +51,13 @@ def check_nodes(options: argparse.Namespace) -> int:
         print_message(f"hint: `cloudjob logs {job.id}` shows its log")
         return 1
     show(report, is_json=options.json)
-    return 1 if any(_is_fault(finding) for finding in report.findings) else 0
+    if any(_is_fault(finding) for finding in report.findings):
+        return 1
+    if status.exit_code != 0:
+        # The check found no fault, but a script that does nothing has not succeeded.
+        print_message(f"error: checking the nodes: {summary.reason(status) or status.state}")
+        return 1
+    return 0
 
 
 def show(report: Report, *, is_json: bool) -> None:

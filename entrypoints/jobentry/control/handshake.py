@@ -19,7 +19,7 @@ from typing import Callable, NamedTuple
 
 from jobentry.control import transport
 from jobentry.control.loop import NodeLoop
-from jobentry.control.transport import Channel, Link, Stream
+from jobentry.control.transport import Break, Channel, Link, Stream
 from jobentry.system.addresses import plain_name
 
 GREETING = b"cloudjob-control 2 "
@@ -246,7 +246,7 @@ class Dial:
         channel = Channel(self._access.key, "head", "worker", transcript)
         self._on_answer(Answer(self._address, stream, channel, self._entry, int(received)))
 
-    def _ended(self, why: str) -> None:
+    def _ended(self, how: Break) -> None:
         self._fail("it closed the connection", _OTHER, False)
 
     def _is_silent(self) -> None:
@@ -383,7 +383,7 @@ class Listener:
         def check(line: bytes) -> None:
             self._check(stream, greeting, line.decode("ascii", "replace"))
 
-        stream = Stream(self._loop.selector, accepted, check, lambda why: self._drop(stream))
+        stream = Stream(self._loop.selector, accepted, check, lambda how: self._drop(stream))
         # Before the greeting: a peer that has reset the connection ends it at once.
         self._handshakes.add(stream)
         self._loop.schedule(_timer(stream), _GREET_S, lambda: self._drop(stream))

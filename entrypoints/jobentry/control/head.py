@@ -19,7 +19,7 @@ from jobentry.control.handshake import Access, Resolver
 from jobentry.control.insight import InsightRequests
 from jobentry.control.loop import STOPPED_LIMIT_S, NodeEvents, NodeLoop, NodeSetup
 from jobentry.control.peers import RemoteWorker, WorkerPool
-from jobentry.control.preflight import Check
+from jobentry.control.preflight import Check, close_ports
 from jobentry.control.run import CLEAN_UP_S, JobContext, Run
 from jobentry.control.stop import Stop
 from jobentry.control.transport import Message
@@ -125,6 +125,9 @@ class Head:
                 refusal = bring_up(self._context, self._run)
                 if refusal is None and self._check is not None:
                     refusal = self._check.run()
+                elif self._check is None:
+                    # This node takes no part, but others may have opened their ports.
+                    close_ports(self._pool)
                 if refusal is None and self._stop.has_begun:
                     refusal = self._run.outcome()
                 if refusal:

@@ -17,7 +17,7 @@ from jobentry.contract.exits import Failure
 from jobentry.control import node_table, transport
 from jobentry.control.handshake import Access, Answer, Attempt, Dial
 from jobentry.control.loop import NodeLoop
-from jobentry.control.transport import Link, Message
+from jobentry.control.transport import Break, Link, Message
 from jobentry.log import log_message
 from jobentry.node import early_ends
 
@@ -209,11 +209,11 @@ class RemoteWorker:
         self._connect_later(self._pause_s)
         self._pause_s = min(_GROWTH * self._pause_s, _PAUSE_S[1])
 
-    def _disconnected(self, why: str) -> None:
+    def _disconnected(self, how: Break) -> None:
         """Handle the end of the connection."""
         if self.is_gone:
             return
-        if why in (transport.CLOSED, transport.RESET):
+        if how in (Break.CLOSED, Break.RESET):
             self._closed_since = self._loop.now_s()
         if self._dial is not None:
             self._dial.stop()

@@ -24,6 +24,7 @@ from jobentry.contract.preflight import (
     Weight,
 )
 from jobentry.control import handshake, transport
+from jobentry.control.peers import WorkerPool
 from jobentry.control.run import JobContext
 from jobentry.log import log_message
 from jobentry.node.network import NodeNetwork
@@ -181,9 +182,7 @@ class Check:
     def _close(self) -> None:
         """Have all nodes close their ports, which no rank needs."""
         self._here.close()
-        for worker in self._pool.workers:
-            if worker.index in self._endpoints:
-                worker.send("preflight", step="close")
+        close_ports(self._pool)
 
     def _answered_here(self, values: dict[str, Any]) -> None:
         # From a thread of the check.
@@ -213,6 +212,13 @@ class Check:
             )
             if problem:
                 log_message(problem)
+
+
+def close_ports(pool: WorkerPool) -> None:
+    """Have all workers close the ports that they have opened for the check."""
+    for worker in pool.workers:
+        if "probe" in worker.facts:
+            worker.send("preflight", step="close")
 
 
 def rounds(nodes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:

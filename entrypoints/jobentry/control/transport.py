@@ -20,17 +20,26 @@ import os
 import selectors
 import socket
 from collections import deque
+from enum import Enum
 from typing import Any, Callable, NamedTuple
 
 # A node that sends nothing for this long is reported, and the head tries to reconnect to it.
 SILENT_S = 15.0
 # Each side sends something at least this often.
 _BEAT_S = 5.0
-# The reason if the other kernel closed the stream because the process there has ended.
-CLOSED = "closed"
-# The reason if it does not have the stream any more: it resets one whose process has ended without
-# having read everything. A firewall on the way may do the same.
-RESET = "reset"
+
+
+class Break(Enum):
+    """How a stream has ended."""
+
+    # The other kernel closed it because the process there has ended.
+    CLOSED = "closed"
+    # The other kernel does not have it any more: it resets one whose process has ended without
+    # having read everything. A firewall on the way may do the same.
+    RESET = "reset"
+    # The network broke, or what came is no message of the job.
+    OTHER = "other"
+
 
 _NONCE_BYTES = 16
 _MAC_LETTERS = 32
@@ -130,7 +139,7 @@ class Stream:
 
     Args:
         on_line: Called with each line.
-        on_end: Called once, with the reason why the stream ended, unless ``close`` ended it.
+        on_end: Called once, with how the stream ended, unless ``close`` ended it.
     """
 
     def __init__(
@@ -138,7 +147,7 @@ class Stream:
         selector: selectors.BaseSelector,
         connection: socket.socket,
         on_line: Callable[[bytes], None],
-        on_end: Callable[[str], None],
+        on_end: Callable[[Break], None],
     ) -> None:
         connection.setblocking(False)
         with contextlib.suppress(OSError):
@@ -151,7 +160,7 @@ class Stream:
         self._on_line, self._on_end = on_line, on_end
         selector.register(connection, selectors.EVENT_READ, self._ready)
 
-    def hand_over(self, on_line: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
+    def hand_over(self, on_line: Callable[[bytes], None], on_end: Callable[[Break], None]) -> None:
         """Pass what follows the handshake to these functions."""
         self._max_line_bytes = _MAX_LINE_BYTES
         self._on_line, self._on_end = on_line, on_end
@@ -168,10 +177,10 @@ class Stream:
             self._socket.close()
             self._socket = None
 
-    def _end(self, why: str) -> None:
+    def _end(self, how: Break) -> None:
         if self._socket is not None:
             self.close()
-            self._on_end(why)
+            self._on_end(how)
 
     def _ready(self) -> None:
         self._flush()
@@ -182,7 +191,7 @@ class Stream:
         except BlockingIOError:
             return
         except OSError as error:
-            self._end(_reason(error))
+            self._end(_break_of(error))
             return
         *lines, self._incoming = (self._incoming + data).split(b"\n")
         for line in lines:
@@ -190,9 +199,10 @@ class Stream:
                 return
             self._on_line(line)
         if not data:
-            self._end(CLOSED)
+            self._end(Break.CLOSED)
         elif len(self._incoming) > self._max_line_bytes:
-            self._end("a line without an end")
+            # A line without an end.
+            self._end(Break.OTHER)
 
     def _flush(self) -> None:
         if self._socket is None:
@@ -203,17 +213,16 @@ class Stream:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._end(_reason(error))
+            self._end(_break_of(error))
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         if self._selector.get_key(self._socket).events != events:
             self._selector.modify(self._socket, events, self._ready)
 
 
-def _reason(error: OSError) -> str:
-    """Return why a stream has ended."""
+def _break_of(error: OSError) -> Break:
     is_reset = isinstance(error, (ConnectionResetError, BrokenPipeError))
-    return RESET if is_reset else (error.strerror or "it broke").lower()
+    return Break.RESET if is_reset else Break.OTHER
 
 
 class Link:
@@ -221,11 +230,11 @@ class Link:
 
     Args:
         on_message: Called with each message, once and in order.
-        on_break: Called with the reason when the connection has ended; ``attach`` sets the next.
+        on_break: Called with how the connection has ended; ``attach`` sets the next.
     """
 
     def __init__(
-        self, on_message: Callable[[Message], None], on_break: Callable[[str], None]
+        self, on_message: Callable[[Message], None], on_break: Callable[[Break], None]
     ) -> None:
         self._on_message = on_message
         self._on_break = on_break
@@ -301,9 +310,9 @@ class Link:
             if int(number) != self.received + 1:
                 raise ControlError("a message is missing")
             message = load(text)
-        except (ControlError, ValueError, KeyError) as error:
+        except (ControlError, ValueError, KeyError):
             self.detach()
-            self._on_break(str(error))
+            self._on_break(Break.OTHER)
             return
         self.received += 1
         self._on_message(message)
@@ -312,6 +321,6 @@ class Link:
         while self._unacknowledged and self._unacknowledged[0][0] <= number:
             self._unacknowledged.popleft()
 
-    def _disconnected(self, why: str) -> None:
+    def _disconnected(self, how: Break) -> None:
         self._stream = self._channel = None
-        self._on_break(why)
+        self._on_break(how)

@@ -16,7 +16,7 @@ from jobentry.control.commands import CommandRunner, LaunchProcesses, end_daemon
 from jobentry.control.handshake import Listener
 from jobentry.control.insight import NodeInsight
 from jobentry.control.loop import ABORT_S, STOP_SIGNALS, NodeEvents, NodeLoop, NodeSetup
-from jobentry.control.transport import Link, Message
+from jobentry.control.transport import Break, Link, Message
 from jobentry.control.verdict import RankEnd
 from jobentry.errors import EntryError
 from jobentry.launchers.plan import LaunchPlan
@@ -172,11 +172,11 @@ class Worker:
 
     # -- the head ---------------------------------------------------------------------------------
 
-    def _disconnected(self, why: str) -> None:
+    def _disconnected(self, how: Break) -> None:
         """Handle the end of the connection; a running head reconnects at once."""
         if not self._has_head:
             return
-        patience_s = _CLOSED_S if why == transport.CLOSED else transport.SILENT_S
+        patience_s = _CLOSED_S if how is Break.CLOSED else transport.SILENT_S
         self._loop.schedule("broken", patience_s, self._head_is_gone)
 
     def _tick(self, elapsed_s: float) -> None:

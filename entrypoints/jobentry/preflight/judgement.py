@@ -82,7 +82,7 @@ def judge(nodes: Sequence[NodeFacts], setting: Setting) -> tuple[Finding, ...]:
         *_packet_sizes(nodes),
         *_round_trips(nodes),
         *_speeds(nodes),
-        *_late(nodes),
+        *_late(nodes, setting),
     ]
     order = list(Weight)
     return tuple(sorted(_merged(findings), key=lambda finding: order.index(finding.weight)))
@@ -295,7 +295,7 @@ def _spaces(nodes: Sequence[NodeFacts]) -> Iterable[Finding]:
             is_full = disk.free_bytes < _NO_SPACE_BYTES or disk.free_files == 0
             if not is_full and disk.free_bytes >= _LITTLE_SPACE_BYTES:
                 continue
-            free = "no free inodes" if disk.free_files == 0 else _size(disk.free_bytes) + " free"
+            free = f"{size_text(disk.free_bytes)} free" if disk.free_files else "no free inodes"
             weight = Weight.FAULT if is_full and disk.is_needed else Weight.DOUBT
             hint = "remove what earlier jobs have left there"
             yield Finding(weight, Subject.SPACE, (node.node,), f"{disk.folder} has {free}", hint)
@@ -310,7 +310,8 @@ def _shared_memory(nodes: Sequence[NodeFacts], setting: Setting) -> Iterable[Fin
             Weight.DOUBT if is_used else Weight.NOTE,
             Subject.SHARED_MEMORY,
             (node.node,),
-            f"/dev/shm has only {_size(node.shm_bytes)}: PyTorch's DataLoader and NCCL need more",
+            f"/dev/shm has only {size_text(node.shm_bytes)}:"
+            " PyTorch's DataLoader and NCCL need more",
             "shm_gib of the backend sets it",
         )
 
@@ -333,7 +334,7 @@ def _limits(nodes: Sequence[NodeFacts]) -> Iterable[Finding]:
         is_small = locked != UNLIMITED and locked < _LITTLE_LOCKED_BYTES and not limits.can_lock
         if node.has_infiniband and is_small:
             yield _doubt(
-                *(Subject.LIMITS, node, f"only {_size(locked)} may be locked in memory"),
+                *(Subject.LIMITS, node, f"only {size_text(locked)} may be locked in memory"),
                 "NCCL and MPI cannot use InfiniBand with that: `ulimit -l unlimited`",
             )
 
@@ -360,10 +361,13 @@ def _versions(nodes: Sequence[NodeFacts]) -> Iterable[Finding]:
     yield from _minorities(counts, Subject.VERSIONS, "its number of GPUs is", hint)
 
 
-def _late(nodes: Sequence[NodeFacts]) -> Iterable[Finding]:
+def _late(nodes: Sequence[NodeFacts], setting: Setting) -> Iterable[Finding]:
+    """A quick check may be too short for a busy node; a full one must not call it healthy."""
+    weight = Weight.DOUBT if setting.level == FULL else Weight.NOTE
     for node in nodes:
         if node.late:
-            yield _note(Subject.ANSWER, node, "not found out in time: " + ", ".join(node.late))
+            text = "not found out in time: " + ", ".join(node.late)
+            yield Finding(weight, Subject.ANSWER, (node.node,), text)
 
 
 # -- speed ----------------------------------------------------------------------------------------
@@ -480,6 +484,7 @@ def _nodes(numbers: Sequence[int], count: int) -> str:
     return ("node " if len(numbers) == 1 else "nodes ") + shown + more
 
 
-def _size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
+    """Return a number of bytes as findings and the table show it."""
     mib = size_bytes / _MIB
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"

@@ -12,6 +12,7 @@ from jobentry.contract.preflight import (
     Report,
     Weight,
 )
+from jobentry.preflight.judgement import size_text
 
 _HEADINGS = (
     *("node", "host", "interface", "address", "MTU", "reached", "round trip", "clock"),
@@ -20,7 +21,6 @@ _HEADINGS = (
 _SPEED_HEADINGS = ("network", "disk", "memory", "matrix")
 # Longer lists of findings help nobody; the first are the faults.
 _MAX_LINES = 12
-_GIB = 1 << 30
 _MARKS = {Weight.FAULT: "FAULT", Weight.DOUBT: "doubt"}
 
 
@@ -108,6 +108,4 @@ def _limit_size(value: int) -> str:
 
 
 def _size(size_bytes: int) -> str:
-    if size_bytes < 0:
-        return "-"
-    return f"{size_bytes / _GIB:.1f} GiB" if size_bytes >= _GIB else f"{size_bytes >> 20} MiB"
+    return "-" if size_bytes < 0 else size_text(size_bytes)

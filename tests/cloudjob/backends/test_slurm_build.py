@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.submission import Code, Submission, submission_of
 from cloudjob.model.validation import conflicts
 from jobentry.contract import env, variables
+from tests.support.polling import poll
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LOCAL_CLUSTER = Cluster(
@@ -427,6 +430,28 @@ def test_a_node_removes_its_folder_even_if_it_was_killed_at_once(
     )
 
     assert work.exists() is not is_removed
+
+
+def test_a_node_removes_its_folder_although_slurm_ends_the_step_meanwhile(tmp_path: Path):
+    """It waits for the name that a killed node has not written, and Slurm sends SIGTERM."""
+    spec = script.NodeText("train-ab", str(tmp_path), (), "", "entry", (), {}, keeps_record=False)
+    (tmp_path / "clean.sh").write_text(script.node_scripts(spec)["clean.sh"])
+    work = tmp_path / "cloudjob-ab"
+    work.mkdir()
+    started = tmp_path / "started"
+    (tmp_path / "sleep").write_text(f"#!/bin/sh\n: >{started}\nexec /usr/bin/sleep 1\n")
+    (tmp_path / "sleep").chmod(0o755)
+    process = subprocess.Popen(
+        ["sh", tmp_path / "clean.sh"],
+        env={"SLURMD_NODENAME": "n1", "PATH": f"{tmp_path}:/usr/bin:/bin"},
+        start_new_session=True,
+    )
+    poll(started.exists, "wait for the name of the node")
+
+    os.killpg(process.pid, signal.SIGTERM)
+
+    assert process.wait(60) == 0
+    assert not work.exists()
 
 
 @pytest.mark.parametrize(

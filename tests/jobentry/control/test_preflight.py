@@ -20,7 +20,7 @@ from jobentry.contract.preflight import (
     Reach,
     Speeds,
 )
-from jobentry.control.preflight import Check
+from jobentry.control.preflight import Check, close_ports
 
 Answer = Callable[[dict[str, Any]], Any]
 GOOD = "good"
@@ -235,3 +235,12 @@ def test_measurements_of_another_form_are_left_out(answer: Any):
         return good(1)(values) if values["step"] == "facts" else answer
 
     assert Nodes(good(0), odd, level=preflight.FULL).check.run() is None
+
+
+def test_ports_are_closed_even_if_the_head_takes_no_part():
+    nodes = Nodes(good(0), good(1), good(2))
+
+    close_ports(SimpleNamespace(workers=nodes.workers))  # type: ignore[arg-type]
+
+    assert nodes.closed == [1, 2]
+    assert nodes.asked == []

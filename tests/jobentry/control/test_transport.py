@@ -192,7 +192,7 @@ def test_a_closed_connection_is_reported_to_the_other_side(ends: Ends):
     ends.connect()
     ends.worker.detach()
 
-    ends.until(lambda: ends.breaks["head"] == [transport.CLOSED])
+    ends.until(lambda: ends.breaks["head"] == [transport.Break.CLOSED])
     assert ends.breaks["worker"] == []
     assert not ends.head.is_attached
 

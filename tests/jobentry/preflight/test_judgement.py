@@ -264,6 +264,10 @@ def test_emulated_nodes_may_have_loopback_addresses():
         ({"clock_ahead_s": 3600.0}, MPI, Weight.DOUBT, Subject.CLOCK, "+3600 s"),
         ({"versions": (("driver", "535.1"),)}, MPI, Weight.DOUBT, Subject.VERSIONS, "535.1"),
         ({"gpus": 7}, MPI, Weight.DOUBT, Subject.VERSIONS, "GPUs is 7, and 0"),
+        (
+            {"late": ("everything",)},
+            *(Setting(FULL, "mpirun"), Weight.DOUBT, Subject.ANSWER, "everything"),
+        ),
         ({"late": ("everything",)}, MPI, Weight.NOTE, Subject.ANSWER, "everything"),
     ],
 )
