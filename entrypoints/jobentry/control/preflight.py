@@ -207,9 +207,12 @@ class Check:
         for text in table.lines(report.rows):
             log_message("  " + text)
         if self._node.record_uri:
-            problem = self._loop.run_in_thread(
-                lambda: _store(report, self._node.record_uri), lambda: self._stop.has_begun
-            )
+            try:
+                problem = self._loop.run_in_thread(
+                    lambda: _store(report, self._node.record_uri), lambda: self._stop.requested_at
+                )
+            except TimeoutError:
+                problem = "storing the check of the nodes: the job was stopped meanwhile"
             if problem:
                 log_message(problem)
 

@@ -67,7 +67,7 @@ class Nodes:
                 setup=SimpleNamespace(node=NodeEnv(hosts=hosts, preflight=level)),
                 loop=self.loop,
                 pool=SimpleNamespace(workers=self.workers),
-                stop=SimpleNamespace(has_begun=False),
+                stop=SimpleNamespace(has_begun=False, requested_at=None),
             ),
             SimpleNamespace(  # type: ignore[arg-type]
                 endpoints=(endpoint(0),),
