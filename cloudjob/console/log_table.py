@@ -500,7 +500,7 @@ class LogTable:
         if self._attempt is None:
             follow = not self._job.has_final_status
             return self._job.pieces(follow=follow, is_timed=True, on_journal=self.journals.add)
-        # No attempt of a job of the emulator can be chosen.
+        # Only such jobs have attempts.
         job = cast("Job", self._job)
         return job.pieces(
             follow=False, attempt=self._attempt, is_timed=True, on_journal=self.journals.add

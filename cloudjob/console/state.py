@@ -81,9 +81,11 @@ class Console:
             log = self._logs.pop((job_id, attempt), None)
             if log is None:
                 key = job_id.removeprefix(PREFIX)
-                is_emulated = key != job_id
-                job = EmulatedJob(self.home, key) if is_emulated else self.job(job_id)
-                log = LogTable(job, attempt)
+                if key != job_id:
+                    # A job of the emulator has no attempts, whatever an address says.
+                    log = LogTable(EmulatedJob(self.home, key))
+                else:
+                    log = LogTable(self.job(job_id), attempt)
                 while len(self._logs) >= _MAX_LOGS:
                     self._logs.pop(next(iter(self._logs))).close()
             # The most recently requested log is closed last.
