@@ -17,7 +17,7 @@ import time
 from jobentry.contract.hangs import Standing
 from jobentry.contract.paths import NodePaths
 from jobentry.node.local_ranks import LocalRanks
-from jobentry.node.standing import StandingRanks
+from jobentry.node.standing import Reports, StandingRanks
 
 CPU_LIMIT_PERCENT = 0.6
 _PROGRAM = "import time\ndef wait(n): return wait(n - 1) if n else time.sleep(3600)\nwait(20)"
@@ -38,7 +38,7 @@ def main(ranks: int = 64, seconds: float = 120.0) -> int:
         for rank, process in enumerate(idle):
             assert process.stdout is not None
             local.handle_event(f"start {rank} {process.pid} {int(process.stdout.readline())}")
-        standing = StandingRanks(local, paths, 0, reports.append)
+        standing = StandingRanks(local, paths, 0, Reports(reports.append, lambda shares: None))
         costs_s = _look(standing, seconds)
         for process in idle:
             os.killpg(process.pid, signal.SIGKILL)

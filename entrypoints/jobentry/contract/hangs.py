@@ -39,6 +39,7 @@ class Rule(Enum):
     ONE_BUSY = "one-busy"
     NOTHING_MOVES = "nothing-moves"
     NO_START = "no-start"
+    NOT_JOINED = "not-joined"
 
 
 class Confidence(Enum):
@@ -48,6 +49,19 @@ class Confidence(Enum):
     HIGH = "high"
     MEDIUM = "medium"
     LOW = "low"
+
+
+class Progress(Enum):
+    """How many collectives the library of a rank has launched, compared with those of other ranks.
+
+    ``BOTH`` is a rank that has launched more than some and fewer than others.
+    """
+
+    UNKNOWN = "unknown"
+    LEVEL = "level"
+    AHEAD = "ahead"
+    BEHIND = "behind"
+    BOTH = "both"
 
 
 class Standing(NamedTuple):
@@ -62,6 +76,8 @@ class Standing(NamedTuple):
         cpu_percent: What it and its processes use, in percent of one CPU.
         moved_bytes_s: Bytes that they read and write in a second.
         quiet_s: How long it has printed nothing.
+        computes: Whether a device of its node computes; None if that is not known.
+        missing: The collective that others have launched and it has not; empty if none is known.
     """
 
     rank: int
@@ -76,6 +92,9 @@ class Standing(NamedTuple):
     cpu_percent: int = 0
     moved_bytes_s: float = 0.0
     quiet_s: float = 0.0
+    computes: bool | None = None
+    progress: Progress = Progress.UNKNOWN
+    missing: str = ""
 
 
 class Group(NamedTuple):
@@ -125,6 +144,7 @@ class Hang(NamedTuple):
             Rule.STOPPED,
             Rule.DEADLOCK,
             Rule.ONE_IDLE,
+            Rule.NOT_JOINED,
         )
 
     @property
@@ -173,6 +193,7 @@ def to_row(standing: Standing) -> list[Any]:
     """Return plain values for ``from_row``."""
     values = standing._asdict()
     values["activity"], values["wait"] = standing.activity.value, standing.wait.value
+    values["progress"] = standing.progress.value
     return list(values.values())
 
 
@@ -183,7 +204,9 @@ def from_row(row: Any) -> Standing:
         ValueError: They have another form.
         TypeError: They have another form.
     """
-    rank, node, activity, wait, does, place, operation, *numbers_of = row
+    rank, node, activity, wait, does, place, operation, *numbers_of, computes, progress, missing = (
+        row
+    )
     still_s, longest_s, cpu_percent, moved_bytes_s, quiet_s = map(finite, numbers_of)
     file, line, function, source = place
     return Standing(
@@ -199,6 +222,9 @@ def from_row(row: Any) -> Standing:
         int(cpu_percent),
         moved_bytes_s,
         quiet_s,
+        None if computes is None else bool(computes),
+        Progress(progress),
+        shortened(missing),
     )
 
 
@@ -263,10 +289,10 @@ def headline(hang: Hang) -> str:
     """Return what hangs, where and for how long, as one line."""
     lasted = f"for {span(hang.lasted_s)}"
     if hang.rule is Rule.DEADLOCK:
-        places = ", ".join(f"{_who(each)} {_located(each)}" for each in _shown(hang.groups))
+        places = ", ".join(f"{_who(each)} {_waiting_at(each)}" for each in _shown(hang.groups))
         return f"deadlock: {places}, {lasted}; they wait for each other"
     if not hang.culprits:
-        what = "all ranks wait for each other" if _all_wait(hang) else "nothing moves"
+        what = _what_they_wait_for(hang.groups) if _all_wait(hang) else "nothing moves"
         return f"{what}, {lasted}; no rank stands out"
     texts = [f"{_who(each)} {_is_doing(each)}" for each in _shown(hang.culprits)]
     return f"{'; '.join(texts)}, {lasted}"
@@ -301,6 +327,16 @@ def _shown(groups: Sequence[Group]) -> Sequence[Group]:
 
 def _all_wait(hang: Hang) -> bool:
     return all(each.activity is Activity.WAITING for each in hang.groups)
+
+
+def _what_they_wait_for(groups: Sequence[Group]) -> str:
+    on_devices = any(each.wait is Wait.DEVICE for each in groups)
+    return f"all ranks wait for {'their devices' if on_devices else 'each other'}"
+
+
+def _waiting_at(group: Group) -> str:
+    # Calls of the job do not show for which other ranks a device waits.
+    return _located_and_does(group) if group.wait is Wait.DEVICE else _located(group)
 
 
 def _who(group: Group) -> str:

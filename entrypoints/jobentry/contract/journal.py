@@ -105,6 +105,7 @@ class Device(NamedTuple):
     memory_mib: float | None = None
     memory_limit_mib: float | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
     temperature_c: float | None = None
     ecc_errors: int | None = None
     xid: int = 0
@@ -360,9 +361,12 @@ def _list(items: Any, length: int) -> tuple[float, ...]:
 
 def _device(items: Sequence[Any]) -> Device:
     kind, number, *numbers, errors, xid = items
-    percent, memory, limit, power, heat = (None if n is None else _number(n) for n in numbers)
-    errors = None if errors is None else int(errors)
-    return Device(str(kind), int(number), percent, memory, limit, power, heat, errors, int(xid))
+    measured = [None if value is None else _number(value) for value in numbers]
+    percent, memory_mib, memory_limit_mib, power_w, power_limit_w, heat = measured
+    return Device(
+        str(kind), int(number), percent, memory_mib, memory_limit_mib, power_w, power_limit_w, heat,
+        None if errors is None else int(errors), int(xid),
+    )  # fmt: skip
 
 
 def _columns(ranks: Sequence[RankSample]) -> dict[str, Any]:

@@ -10,8 +10,16 @@ from enum import Enum
 from typing import NamedTuple, Sequence
 
 from jobentry.contract import waits
-from jobentry.contract.hangs import Activity, Confidence, Group, Hang, Rule, Standing
-from jobentry.contract.waits import OF_RANKS, Wait
+from jobentry.contract.hangs import (
+    Activity,
+    Confidence,
+    Group,
+    Hang,
+    Progress,
+    Rule,
+    Standing,
+)
+from jobentry.contract.waits import Wait
 
 # A stay counts as long only beyond so many times the longest one that ended by itself.
 _LEARNED = 5.0
@@ -105,7 +113,8 @@ def _verdict_on(job: _Job, limits: Limits) -> Hang | None:
     if job.waiting and all(each.wait is Wait.START for each in job.waiting):
         return _no_start(job, limits)
     if not job.others:
-        return _deadlock(job, limits)
+        on_devices = any(each.wait is Wait.DEVICE for each in job.waiting)
+        return _devices_wait(job, limits) if on_devices else _deadlock(job, limits)
     return _others_wait(job, limits) if job.do_most_wait else _nothing_moves(job, limits)
 
 
@@ -127,8 +136,7 @@ def _no_start(job: _Job, limits: Limits) -> Hang | None:
 
 def _deadlock(job: _Job, limits: Limits) -> Hang | None:
     """All ranks wait for others."""
-    is_slow = any(each.moved_bytes_s >= _MOVED_BYTES_S for each in job.waiting)
-    if is_slow or any(each.wait not in OF_RANKS for each in job.waiting):
+    if any(each.moved_bytes_s >= _MOVED_BYTES_S for each in job.waiting):
         return None
     if len({_kind_of_call(each) for each in job.waiting} - {""}) > 1:
         # Ranks that still start are often only late.
@@ -141,6 +149,25 @@ def _deadlock(job: _Job, limits: Limits) -> Hang | None:
     if min(job.still_s, quiet_s) < limit_s:
         return None
     return _hang(Rule.ALL_WAIT, Confidence.MEDIUM, job, ())
+
+
+def _devices_wait(job: _Job, limits: Limits) -> Hang | None:
+    """All ranks wait, at least one of them for its device, which may wait for other ranks."""
+    if any(each.computes for each in job.waiting):
+        return None
+    late = [each for each in job.waiting if each.missing]
+    if not late and any(each.computes is None for each in job.waiting):
+        return None
+    limit_s = max(limits.idle_s if late else limits.patient_s, _learned_s(job.waiting))
+    if min(job.still_s, min(each.quiet_s for each in job.waiting)) < limit_s:
+        return None
+    if not late:
+        return _hang(Rule.ALL_WAIT, Confidence.MEDIUM, job, ())
+    # One that is late somewhere and early elsewhere waits for another one.
+    culprits = [each for each in late if each.progress is Progress.BEHIND]
+    if not culprits:
+        return _hang(Rule.DEADLOCK, Confidence.HIGH, job, ())
+    return _hang(Rule.NOT_JOINED, Confidence.HIGH, job, culprits)
 
 
 def _kind_of_call(standing: Standing) -> str:
@@ -158,9 +185,10 @@ def _others_wait(job: _Job, limits: Limits) -> Hang | None:
         return _hang(Rule.ONE_BUSY, Confidence.LOW, job, job.others)
     if job.still_s < max(limits.wait_s, _learned_s(job.idle)):
         return None
-    # What a device waits for is not known: usually ranks that have not joined a collective.
+    # What a device waits for is often not known: usually ranks that have not joined a collective.
     is_unsure = any(each.wait in _UNSURE for each in job.idle)
     is_unsure |= any(each.wait is Wait.DEVICE for each in job.waiting)
+    is_unsure &= not all(each.progress is Progress.BEHIND for each in job.idle)
     confidence = Confidence.MEDIUM if is_unsure else Confidence.HIGH
     return _hang(Rule.ONE_IDLE, confidence, job, job.idle)
 
@@ -196,7 +224,7 @@ def _groups(ranks: Sequence[Standing]) -> tuple[Group, ...]:
     """Return ranks that do the same at the same place together, small groups first."""
     members: dict[object, list[Standing]] = {}
     for each in sorted(ranks, key=lambda standing: standing.rank):
-        key = (each.activity, each.wait, each.place[:3], each.operation)
+        key = (each.activity, each.wait, each.place[:3], each.operation, each.missing)
         members.setdefault(key, []).append(each)
     groups = [
         Group(
@@ -204,7 +232,7 @@ def _groups(ranks: Sequence[Standing]) -> tuple[Group, ...]:
             tuple(sorted({each.node for each in group})),
             group[0].activity,
             group[0].wait,
-            group[0].does,
+            _does(group[0]),
             group[0].place,
             group[0].operation,
             max(each.cpu_percent for each in group),
@@ -212,6 +240,11 @@ def _groups(ranks: Sequence[Standing]) -> tuple[Group, ...]:
         for group in members.values()
     ]
     return tuple(sorted(groups, key=lambda group: (len(group.ranks), group.ranks)))
+
+
+def _does(standing: Standing) -> str:
+    missing = f"has not launched {standing.missing}" if standing.missing else ""
+    return "; ".join(filter(None, (standing.does, missing)))
 
 
 # ---- from a verdict to an event ------------------------------------------------------------------

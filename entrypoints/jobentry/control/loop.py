@@ -134,14 +134,14 @@ class NodeLoop:
         self.relay.on_output = lambda: journal.end("first output")
         self.relay.before_write = journal.mark_time
         if node.hang_action != hang_actions.OFF:
-            journal.look_for_hangs(lambda: self._standing_ranks(paths))
+            journal.look_for_hangs(lambda: self._standing_ranks(paths, journal))
         if setup.outputs is not None:
             self.ranks.before_end = setup.outputs.note_open_files
         self.relay.start()
 
-    def _standing_ranks(self, paths: NodePaths) -> StandingRanks:
+    def _standing_ranks(self, paths: NodePaths, journal: Journal) -> StandingRanks:
         """Return what looks for ranks of this node that do not move, or are slow, in a thread."""
-        from jobentry.node.standing import StandingRanks
+        from jobentry.node.standing import Devices, Reports, StandingRanks
 
         def changed(standing: list[Standing]) -> None:
             self.post(lambda: self._on.ranks_stand(standing))
@@ -150,7 +150,8 @@ class NodeLoop:
             self.post(lambda: self._on.ranks_share(shares))
 
         node = self._node
-        return StandingRanks(self.ranks, paths, node.node, changed, node.hang_scale, shared)
+        reports, devices = Reports(changed, shared), Devices(lambda: journal.devices)
+        return StandingRanks(self.ranks, paths, node.node, reports, node.hang_scale, devices)
 
     def read_events(self) -> None:
         """Read what the ranks of this node report."""

@@ -72,6 +72,7 @@ class Nvml:
         used = self._query("nvmlDeviceGetUtilizationRates", device, types.c_uint * 2)
         memory = self._query("nvmlDeviceGetMemoryInfo", device, types.c_ulonglong * 3)
         power = self._query("nvmlDeviceGetPowerUsage", device, types.c_uint * 1)
+        most = self._query("nvmlDeviceGetEnforcedPowerLimit", device, types.c_uint * 1)
         heat = self._query(
             "nvmlDeviceGetTemperature", device, types.c_uint * 1, _TEMPERATURE_OF_CHIP
         )
@@ -86,6 +87,7 @@ class Nvml:
             memory_mib=memory[2] / _MIB if memory else None,
             memory_limit_mib=memory[0] / _MIB if memory else None,
             power_w=power[0] / 1000 if power else None,
+            power_limit_w=most[0] / 1000 if most else None,
             temperature_c=heat[0] if heat else None,
             ecc_errors=errors[0] if errors else None,
             xid=self._xids[index],
@@ -179,6 +181,7 @@ def read_npu_smi(text: str) -> tuple[Device, ...]:
                 _value(in_use),
                 _value(limit),
                 _value(power),
+                None,
                 _value(heat),
             )
         )

@@ -95,6 +95,8 @@ class Journal:
         self._phases: dict[str, Phase] = {}
         self._ranks: RankProcesses | None = None
         self._standing: StandingRanks | None = None
+        # The devices of this node at the last sample.
+        self.devices: tuple[journal.Device, ...] = ()
         self._make_standing: Callable[[], StandingRanks] | None = None
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="journal", daemon=True)
@@ -210,7 +212,8 @@ class Journal:
                 begun_s = time.thread_time()
                 ranks = self._rank_samples()
                 used = resources.rates()
-                used["devices"] = devices() if devices is not None else ()
+                if devices is not None:
+                    self.devices = used["devices"] = devices()
                 self.add(Sample(at=time.time(), ranks=ranks, **used))
                 for transfer in list(self._open.values()):
                     if transfer.has_moved:

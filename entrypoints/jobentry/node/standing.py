@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import math
 import re
 import time
 from collections import deque
@@ -20,6 +21,8 @@ from jobentry.contract.hangs import Activity, Standing
 from jobentry.contract.slow import RankShare
 from jobentry.contract.stacks import Frame, NativeCall, ThreadStack
 from jobentry.contract.waits import OF_RANKS, Cause, Wait, cause_of, is_own, operation, place_of
+from jobentry.node import collectives
+from jobentry.node.collectives import Launched
 from jobentry.node.rank_stacks import stacks_of, state_of
 from jobentry.node.rank_usage import TICK_S, RankProcesses
 from jobentry.node.resources import find_group
@@ -30,6 +33,7 @@ from jobentry.stacks.python_stacks import Look, MainThread
 from jobentry.system import linux
 
 if TYPE_CHECKING:
+    from jobentry.contract.journal import Device
     from jobentry.contract.paths import NodePaths
     from jobentry.node.local_ranks import LocalRanks
     from jobentry.node.rank_usage import Process, RankState
@@ -52,6 +56,11 @@ _USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
 _BUSY_PERCENT, _BUSY_BYTES_S, _BUSY_WAKES_S = 5, 100_000.0, 1.0
 # A look that comes so much later than it should shows that this process was suspended.
 _LATE_S, _LEAST_LATE_S = 10.0, 3.0
+# A device computes from here on: percent of its power limit, or of the time if that is not known.
+# A collective that waits for another rank keeps a GPU busy all the time, at little power.
+_COMPUTES_AT_POWER, _COMPUTES_AT_PERCENT = 40, 5
+# The library of ranks that wait for a device is asked at this interval.
+_COLLECTIVES_S = 30.0
 # A process that cannot be read so often in a row is opened again: it may run another program.
 _MOST_FAILURES = 10
 # Pauses before the next attempt to read a process that cannot be read.
@@ -114,14 +123,36 @@ class _Rank:
         self.last = _NOTHING
 
 
+class Reports(NamedTuple):
+    """Who is told what the looks show.
+
+    Args:
+        standing: Called with all ranks that have not moved for long, if that has changed, and
+            from time to time while there are any.
+        shares: Called with what each rank did in the last minute.
+    """
+
+    standing: Callable[[list[Standing]], None]
+    shares: Callable[[list[RankShare]], None]
+
+
+class Devices(NamedTuple):
+    """Who knows what happens on the devices of this node.
+
+    Args:
+        read: Returns the devices as they were last.
+        ask: Returns what each process has launched on them.
+    """
+
+    read: Callable[[], Sequence[Device]] = tuple
+    ask: Callable[[], Mapping[int, Launched]] = collectives.ask
+
+
 class StandingRanks:
     """The ranks of this node that do not move; one thread uses it.
 
     Args:
-        on_change: Called with all ranks that have not moved for long, if that has changed, and
-            from time to time while there are any.
         scale: A factor for all times but the cost of looking.
-        on_shares: Called with what each rank did in the last minute.
     """
 
     def __init__(
@@ -129,14 +160,16 @@ class StandingRanks:
         ranks: LocalRanks,
         paths: NodePaths,
         node: int,
-        on_change: Callable[[list[Standing]], None],
+        on: Reports,
         scale: float = 1.0,
-        on_shares: Callable[[list[RankShare]], None] = lambda shares: None,
+        devices: Devices = Devices(),  # noqa: B008 (it cannot change)
     ) -> None:
         self._ranks = ranks
         self._node = node
-        self._on_change = on_change
-        self._on_shares = on_shares
+        self._on = on
+        self._devices = devices
+        self._launched: dict[int, Launched] = {}
+        self._asked_at_s = -math.inf
         self._sources = Sources()
         self._group = find_group("/proc", "/sys")
         self._shared_at_s = time.monotonic()
@@ -288,7 +321,7 @@ class StandingRanks:
             rank.shares.take(number, self._node, percent)
             for number, rank in sorted(self._states.items())
         ]
-        self._on_shares([each for each in shares if each is not None])
+        self._on.shares([each for each in shares if each is not None])
 
     def _throttled(self) -> float:
         """Return for how many seconds the CPU limit of this node has held it back so far."""
@@ -371,12 +404,39 @@ class StandingRanks:
             for number, rank in sorted(self._states.items())
             if (found := self._standing(number, rank, now_s)) is not None
         ]
+        standing = self._compared(standing, now_s)
         # What changes all the time is only sent with the rest.
-        essence: list[object] = [each[:7] for each in standing]
+        essence: list[object] = [(*each[:7], each.missing) for each in standing]
         is_due = bool(standing) and now_s - self._reported_at_s >= self._scaled(_REFRESH_S)
         if essence != self._reported or is_due:
             self._reported, self._reported_at_s = essence, now_s
-            self._on_change(standing)
+            self._on.standing(standing)
+
+    def _compared(self, standing: list[Standing], now_s: float) -> list[Standing]:
+        """Add what the devices of this node do, and what ranks have launched on them."""
+        devices = self._devices.read()
+        uses_devices = bool(devices) or any(each.wait is Wait.DEVICE for each in standing)
+        if not standing or not uses_devices:
+            return standing
+        if now_s - self._asked_at_s >= self._scaled(_COLLECTIVES_S):
+            self._asked_at_s = now_s
+            self._launched = self._by_rank(self._devices.ask())
+        computes = any(map(_computes, devices)) if devices else None
+        found = ((each, self._launched.get(each.rank, Launched())) for each in standing)
+        return [
+            each._replace(computes=computes, progress=launched.progress, missing=launched.missing)
+            for each, launched in found
+        ]
+
+    def _by_rank(self, launched: Mapping[int, Launched]) -> dict[int, Launched]:
+        """Return what the processes of each rank have launched, from what each process has."""
+        if not launched:
+            return {}
+        of_ranks = {
+            rank: [launched[process] for process in members if process in launched]
+            for rank, members in self._processes.members().items()
+        }
+        return {rank: collectives.joined(each) for rank, each in of_ranks.items() if each}
 
     def _standing(self, number: int, rank: _Rank, now_s: float) -> Standing | None:
         """Return a rank that has been at one place for long; None if it has not, or who knows."""
@@ -419,6 +479,12 @@ def _has_moved(target: MainThread, look: Look, last: Look) -> bool:
     except UnreadableError:
         return True
     return is_own(innermost) or bool(operation([innermost]))
+
+
+def _computes(device: Device) -> bool:
+    if device.power_w is not None and device.power_limit_w:
+        return 100 * device.power_w >= _COMPUTES_AT_POWER * device.power_limit_w
+    return (device.utilisation_percent or 0.0) >= _COMPUTES_AT_PERCENT
 
 
 def _activity(cause: Cause, used: _Usage) -> Activity:

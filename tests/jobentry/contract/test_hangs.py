@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract import hangs
-from jobentry.contract.hangs import Activity, Confidence, Group, Hang, Rule, Standing
+from jobentry.contract.hangs import Activity, Confidence, Group, Hang, Progress, Rule, Standing
 from jobentry.contract.stacks import Frame
 from jobentry.contract.waits import Wait
 
@@ -28,7 +28,8 @@ HANGS = st.builds(
 )  # fmt: skip
 STANDING = st.builds(
     Standing, WHOLE, WHOLE, st.sampled_from(Activity), st.sampled_from(Wait), TEXT, FRAMES, TEXT,
-    SECONDS, SECONDS, WHOLE, SECONDS, SECONDS,
+    SECONDS, SECONDS, WHOLE, SECONDS, SECONDS, st.none() | st.booleans(),
+    st.sampled_from(Progress), TEXT,
 )  # fmt: skip
 
 

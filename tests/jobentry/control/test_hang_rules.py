@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from jobentry.contract.hangs import Activity, Confidence, Hang, Rule, Standing
+from jobentry.contract import hangs
+from jobentry.contract.hangs import Activity, Confidence, Hang, Progress, Rule, Standing
 from jobentry.contract.stacks import Frame
 from jobentry.contract.waits import Wait
 from jobentry.control.hang_rules import (
@@ -71,6 +74,21 @@ def others(still_s: float, ranks: int = 4, but: int = -1, **more: float) -> list
     return [waits(rank, still_s, **more) for rank in range(ranks) if rank != but]
 
 
+def on_devices(
+    still_s: float, late: Sequence[int] = (), progress: Progress = Progress.BEHIND
+) -> list[Standing]:
+    """Return ranks that wait for their devices; some have not launched a collective of others."""
+    return [
+        each._replace(
+            wait=Wait.DEVICE,
+            operation="",
+            progress=progress if each.rank in late else Progress.AHEAD,
+            missing="AllReduce 31" if each.rank in late else "",
+        )
+        for each in others(still_s)
+    ]
+
+
 # ---- no alarm ------------------------------------------------------------------------------------
 
 QUIET = {
@@ -95,8 +113,12 @@ QUIET = {
     "a collective that still moves data": others(30 * MINUTE, moved_bytes_s=1e6),
     "a collective of 20 minutes that took 5 minutes before": others(
         20 * MINUTE, longest_s=5 * MINUTE),
-    "all ranks wait for their devices": [
-        each._replace(wait=Wait.DEVICE) for each in others(60 * MINUTE)],
+    "all ranks wait for their devices, of which nothing is known": on_devices(60 * MINUTE),
+    "all ranks wait for their devices, which compute": [
+        each._replace(computes=True) for each in on_devices(60 * MINUTE, late=(1,))],
+    "all ranks wait for their devices for 14 minutes": [
+        each._replace(computes=False) for each in on_devices(14 * MINUTE)],
+    "a rank has not launched a collective for 4 minutes": on_devices(4 * MINUTE, late=(1,)),
     "all ranks idle, but one prints": [
         idles(0, 20 * MINUTE, Wait.LOCK, quiet_s=3), *(
             idles(rank, 20 * MINUTE, Wait.LOCK) for rank in range(1, 4))],
@@ -325,3 +347,47 @@ def test_a_rank_that_idles_while_the_others_wait_for_their_devices_is_named_with
     assert named(found) == (Rule.ONE_IDLE, (2,))
     assert found is not None
     assert found.confidence is Confidence.MEDIUM
+    assert not found.may_stop
+
+    late = idles(2, 3 * MINUTE)._replace(progress=Progress.BEHIND, missing="AllReduce 31")
+    found = verdict(late, *devices)
+    assert found is not None
+    assert found.may_stop
+    assert "has not launched AllReduce 31" in hangs.headline(found)
+
+
+def test_a_rank_whose_device_waits_is_named_if_it_has_not_launched_what_the_others_wait_for():
+    found = verdict(*on_devices(5 * MINUTE, late=(1,)))
+
+    assert named(found) == (Rule.NOT_JOINED, (1,))
+    assert found is not None
+    assert found.may_stop
+    assert hangs.headline(found) == (
+        "rank 1 on node 0 is stuck in train_step() at train.py:41 (has not launched AllReduce 31),"
+        " for 5 min"
+    )
+    # Rank 3 waits for rank 1 in another group.
+    between = [
+        each._replace(progress=Progress.BOTH, missing="AllGather 7") if each.rank == 3 else each
+        for each in on_devices(5 * MINUTE, late=(1,))
+    ]
+    assert named(verdict(*between)) == (Rule.NOT_JOINED, (1,))
+
+
+def test_ranks_that_have_not_launched_what_each_other_waits_for_deadlock():
+    late = on_devices(5 * MINUTE, late=range(4), progress=Progress.BOTH)
+
+    found = verdict(*late)
+
+    assert named(found) == (Rule.DEADLOCK, ())
+    assert found is not None
+    assert "has not launched AllReduce 31" in hangs.headline(found)
+
+
+def test_nobody_is_named_if_all_devices_wait_and_their_library_says_nothing():
+    found = verdict(*(each._replace(computes=False) for each in on_devices(16 * MINUTE)))
+
+    assert named(found) == (Rule.ALL_WAIT, ())
+    assert found is not None
+    assert not found.may_stop
+    assert hangs.headline(found).startswith("all ranks wait for their devices, for 16 min")

@@ -31,13 +31,13 @@ ATLAS = """\
 
 def test_the_table_of_npu_smi_is_read():
     assert read_npu_smi(TABLE) == (
-        Device("npu", 0, 12.0, 4152.0, 65536.0, 93.6, 40.0),
-        Device("npu", 1, 0.0, 4148.0, 65536.0, 91.2, 38.0),
+        Device("npu", 0, 12.0, 4152.0, 65536.0, 93.6, None, 40.0),
+        Device("npu", 1, 0.0, 4148.0, 65536.0, 91.2, None, 38.0),
     )
 
 
 def test_a_chip_without_hbm_has_the_other_memory_and_no_power():
-    assert read_npu_smi(ATLAS) == (Device("npu", 0, 7.0, 1708.0, 21527.0, None, 45.0),)
+    assert read_npu_smi(ATLAS) == (Device("npu", 0, 7.0, 1708.0, 21527.0, None, None, 45.0),)
 
 
 def test_npu_smi_is_run_rarely():

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from jobentry.contract.hangs import Activity, Standing
+from jobentry.contract.hangs import Activity, Progress, Standing
+from jobentry.contract.journal import Device
 from jobentry.contract.paths import NodePaths
 from jobentry.contract.waits import Wait
+from jobentry.node.collectives import Launched
 from jobentry.node.local_ranks import LocalRanks
-from jobentry.node.standing import StandingRanks
+from jobentry.node.standing import Devices, Reports, StandingRanks
 from jobentry.system import linux
 
 # A wrapper: its child is the program of the rank.
@@ -36,7 +38,16 @@ class Node:
         paths = NodePaths(str(folder), str(folder), str(folder), str(folder), str(folder))
         self.ranks = LocalRanks(paths)
         self.reports: list[list[Standing]] = []
-        self.standing = StandingRanks(self.ranks, paths, 3, self.reports.append, scale=SCALE)
+        self.launched: dict[int, Launched] = {}
+        self.devices: tuple[Device, ...] = ()
+        self.standing = StandingRanks(
+            self.ranks,
+            paths,
+            3,
+            Reports(self.reports.append, lambda shares: None),
+            SCALE,
+            Devices(lambda: self.devices, lambda: self.launched),
+        )
 
     def start(self, rank: int, *command: str) -> int:
         wrapper = subprocess.Popen(
@@ -218,3 +229,24 @@ def test_a_loop_that_makes_the_same_call_again_and_again_moves(node: Node):
     seen = [set(node.found()) for _ in range(200) if time.sleep(0.01) is None]
 
     assert seen == [standing] * 200
+
+
+@pytest.mark.parametrize(
+    ("power_w", "computes"),
+    [(521.0, True), (124.0, False)],
+    ids=["multiplies matrices", "waits in a collective"],
+)
+def test_a_report_says_what_the_devices_do_and_which_collective_a_rank_has_not_launched(
+    node: Node, power_w: float, computes: bool
+):
+    """Both keep an H200 busy all the time; the power differs."""
+    node.devices = (Device("gpu", 0, 100.0, power_w=power_w, power_limit_w=700.0),)
+    child = node.start_python(4, "import time\ntime.sleep(600)\n")
+    node.start_python(5, "import time\ntime.sleep(600)\n")
+    node.launched = {child: Launched(Progress.BEHIND, "AllReduce 31")}
+
+    found = node.await_all(4, 5)
+
+    assert [found[rank].computes for rank in (4, 5)] == [computes, computes]
+    assert [found[rank].progress for rank in (4, 5)] == [Progress.BEHIND, Progress.UNKNOWN]
+    assert [found[rank].missing for rank in (4, 5)] == ["AllReduce 31", ""]
