@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,27 @@ def hang(cloud, times):
     for path in (silent, wrapper):
         path.chmod(0o755)
     cloud.environ["PATH"] = f"{folder}:{cloud.mpi.path}"
+
+
+@pytest.mark.every_mpi
+def test_a_job_of_one_node_runs_on_a_machine_without_ssh(cloud):
+    folder = cloud.folder.with_name(cloud.folder.name + "-programs")
+    folder.mkdir()
+    for place in cloud.mpi.path.split(":"):
+        for program in Path(place).glob("*"):
+            link = folder / program.name
+            if program.name not in ("ssh", "rsh") and not os.path.lexists(link):
+                link.symlink_to(program)
+    cloud.environ["PATH"] = str(folder)
+    script = cloud.script("""
+        from mpi4py import MPI
+        print("sum", MPI.COMM_WORLD.allreduce(rank))
+        """)
+
+    done = cloud.submit("--procs-per-node", "2", script)
+
+    assert done.code == 0, done
+    assert sorted(done.lines) == [b"[0] sum 1", b"[1] sum 1"]
 
 
 @pytest.mark.every_mpi

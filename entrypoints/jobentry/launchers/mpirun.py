@@ -233,6 +233,9 @@ def _mca_argv(
     shell.update({key: values.pop(key) for key in list(values) if key in shell})
     # Tree spawn only if the user enables it: 5.0.11 hung with it in 4 of 6 starts.
     values.setdefault(("mca", prefix + "no_tree_spawn"), "true")
+    if node.nodes == 1 and mpi.version < (5,):
+        # 4.1 does not start on a machine without ssh, although it needs none for one node.
+        values.setdefault(("mca", "plm_rsh_agent"), "/bin/sh")
     if mpi.version >= (5,) and node.nodes - 1 > _CONCURRENT_SHELLS:
         # With fewer concurrent shells than nodes, 5.0.11 hung while starting (2 of 2 tries).
         values.setdefault(("mca", prefix + "num_concurrent"), str(node.nodes - 1))

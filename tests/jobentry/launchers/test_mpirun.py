@@ -634,3 +634,13 @@ def test_nodes_of_one_machine_have_no_ssh():
 
     assert made["plm_rsh_agent"] == "/bin/sh /n/agent"
     assert "plm_rsh_args" not in made
+
+
+def test_mpirun_of_one_node_needs_no_ssh_on_its_machine():
+    """Open MPI 4.1 looks for its remote shell even then, and ends if there is none."""
+    one = NODE._replace(hosts=("a",))
+
+    assert parsed(command(node=one))[1]["plm_rsh_agent"] == "/bin/sh"
+    assert "plm_rsh_agent" not in parsed(command())[1]
+    chosen = OpenMpi(mca_args="-mca plm_rsh_agent rsh")
+    assert parsed(command(chosen, node=one))[1]["plm_rsh_agent"] == "rsh"
