@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import NamedTuple, Sequence
 
@@ -47,10 +48,12 @@ _MESSAGES = re.compile(r"i?(s?send|recv|sendrecv|probe|wait(all|any)?)$")
 # Calls that wait until the device has computed what they return.
 _READ_BACK = re.compile(r"\.(item|cpu|tolist|numpy|asnumpy|synchronize)\(|\.to\(['\"]cpu")
 _ON_DEVICE = "waiting for its device"
+_FOR_DATA = Cause(Wait.DATA, "waiting for data of its loader")
+_DATA_LOADER = r"torch/utils/data/dataloader"
 # Files of the innermost call -> what for. The kernel only shows that these wait for events.
 _FILES = (
     (r"torch/(cuda|npu|xpu)/(__init__|streams)|torch_npu/npu/\w+", Wait.DEVICE, _ON_DEVICE),
-    (r"torch/utils/data/dataloader", Wait.DATA, "waiting for data of its loader"),
+    (_DATA_LOADER, *_FOR_DATA),
     (r"(pdb|bdb)", Wait.INPUT, "waiting for input (a debugger)"),
     (r"subprocess", Wait.CHILD, "waiting for a child process"),
     (r"multiprocessing/popen_\w+", Wait.CHILD, "waiting for a child process"),
@@ -113,6 +116,8 @@ _STARTERS = frozenset(
     ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py", "app_main.py")
 )
 _LIBRARIES = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3[^/]*)/|^<frozen ")
+# The first call of a process of multiprocessing.
+_FORK = re.compile(r"(^|/)multiprocessing/process\.py$")
 # Our own code that stands between calls of the job and of Python.
 _OURS = re.compile(r"(^|/)jobentry/rank/crash_file\.py$")
 
@@ -158,6 +163,9 @@ def _native_cause(thread: ThreadStack) -> Cause | None:
 
 def _blocked_cause(thread: ThreadStack, library: Cause | None) -> Cause:
     """Return what a sleeping thread waits for."""
+    of_libraries = itertools.takewhile(lambda frame: not is_own(frame), thread.frames)
+    if wait_in_libraries(tuple(of_libraries)) is Wait.DATA:
+        return _FOR_DATA
     kernel = next(
         (Cause(wait, text) for name, wait, text in _KERNEL_CALLS if name in thread.waits_in), None
     )
@@ -208,6 +216,15 @@ def is_message(name: str) -> bool:
 def place_of(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost call in the job's own code, or else the innermost one."""
     return next((frame for frame in frames if is_own(frame)), frames[0] if frames else None)
+
+
+def place_in_child(frames: Sequence[Frame]) -> Frame | None:
+    """Return where a process that its rank has forked is in the job's own code; None if it is not.
+
+    Below its first call are those of the rank at the time of the fork.
+    """
+    inner = itertools.takewhile(lambda frame: not _FORK.search(frame.file), frames)
+    return next(filter(is_own, inner), None)
 
 
 def is_own(frame: Frame) -> bool:

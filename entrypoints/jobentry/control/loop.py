@@ -130,6 +130,7 @@ class NodeLoop:
         self._reap_at = 0.0
         self._listen()
         journal.watch(self.ranks, paths)
+        self.ranks.device_errors = journal.device_errors
         self._on_first_rank: Callable[[], object] = lambda: journal.begin("first output")
         self.relay.on_output = lambda: journal.end("first output")
         self.relay.before_write = journal.mark_time

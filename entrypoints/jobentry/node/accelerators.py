@@ -8,8 +8,9 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Mapping, Sequence
 
 from jobentry.contract.journal import Device
 
@@ -18,49 +19,93 @@ _MIB = 1024 * 1024
 _XID = 8
 _TEMPERATURE_OF_CHIP = _VOLATILE = 0
 _UNCORRECTED = 1
+# Critical errors of NVIDIA's driver: https://docs.nvidia.com/deploy/xid-errors/
+_XIDS = {
+    13: "an error in the program's own kernel, such as an index out of range",
+    31: "the program used an address that is not its own",
+    43: "the program's kernel was stopped for an error of it",
+    48: "its memory is faulty",
+    62: "its own firmware stopped",
+    63: "its memory is faulty",
+    64: "its memory is faulty",
+    74: "NVLink is faulty",
+    79: "it is no longer on the PCIe bus",
+    94: "its memory is faulty",
+    95: "its memory is faulty",
+    119: "its own firmware does not answer",
+    120: "its own firmware stopped",
+}
+# An error so long before the end of a rank may be the reason for it.
+_RECENT_S = 30.0
 # npu-smi takes about a second of CPU time, so it runs for at most 1/300 of the time.
 _NPU_SHARE = 300
 _NPU_PERIOD_S = 60.0
 _NPU_TIMEOUT_S = 20.0
 
 
-def find() -> Callable[[], tuple[Device, ...]] | None:
-    """Return a function that samples the devices of this node; None if there are none to read."""
+class Accelerators:
+    """The devices of a node; those of this class are none."""
+
+    def read(self) -> tuple[Device, ...]:
+        """Return the state of each device; empty while it is too early to ask again."""
+        return ()
+
+    def recent_errors(self) -> str:
+        """Return the critical errors of the last seconds in words; empty if there were none."""
+        return ""
+
+
+def find() -> Accelerators | None:
+    """Return the devices of this node; None if there are none to read."""
     if glob.glob("/dev/nvidia[0-9]*"):
         with contextlib.suppress(ImportError, OSError, AttributeError):
-            return Nvml().read
+            return Nvml()
     if glob.glob("/dev/davinci[0-9]*"):
         # On ModelArts it is not on PATH for every user.
         program = shutil.which("npu-smi") or "/usr/local/sbin/npu-smi"
         if os.path.exists(program):
-            return NpuSmi((program, "info")).read
+            return NpuSmi((program, "info"))
     return None
 
 
-class Nvml:
+class Nvml(Accelerators):
     """Reads GPUs through the driver's library, which needs no process.
 
     Raises:
         OSError: The library or its driver is missing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, library: str = "libnvidia-ml.so.1") -> None:
         import ctypes
 
         self._types = ctypes
-        self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        self._nvml = ctypes.CDLL(library)
         if self._nvml.nvmlInit_v2():
             raise OSError("NVML does not start")
         count = ctypes.c_uint()
         self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
         self._devices = [self._device(index) for index in range(count.value)]
-        self._xids = dict.fromkeys(range(count.value), 0)
+        # The last error of each GPU, and when it was read.
+        self._errors: dict[int, tuple[int, float]] = {}
+        self._lock = threading.Lock()
         self._events = self._watch_errors()
 
     def read(self) -> tuple[Device, ...]:
         """Return the state of each GPU."""
         self._read_errors()
         return tuple(self._read(index, device) for index, device in enumerate(self._devices))
+
+    def recent_errors(self) -> str:
+        """Return the critical errors of the last seconds in words; empty if there were none."""
+        self._read_errors()
+        now_s = time.monotonic()
+        return describe(
+            {
+                index: xid
+                for index, (xid, at_s) in sorted(self._errors.items())
+                if now_s - at_s <= _RECENT_S
+            }
+        )
 
     def _device(self, index: int) -> Any:
         device = self._types.c_void_p()
@@ -90,7 +135,7 @@ class Nvml:
             power_limit_w=most[0] / 1000 if most else None,
             temperature_c=heat[0] if heat else None,
             ecc_errors=errors[0] if errors else None,
-            xid=self._xids[index],
+            xid=self._errors.get(index, (0, 0.0))[0],
         )
 
     def _query(self, name: str, device: Any, kind: Any, *arguments: int) -> Sequence[int] | None:
@@ -126,12 +171,23 @@ class Nvml:
 
         event = Event()
         numbers = [device.value for device in self._devices]
-        while not self._nvml.nvmlEventSetWait_v2(self._events, types.byref(event), 0):
-            if event.device in numbers:
-                self._xids[numbers.index(event.device)] = event.data
+        with self._lock:
+            while not self._nvml.nvmlEventSetWait_v2(self._events, types.byref(event), 0):
+                if event.device in numbers:
+                    index = numbers.index(event.device)
+                    self._errors[index] = (event.data, time.monotonic())
 
 
-class NpuSmi:
+def describe(errors: Mapping[int, int]) -> str:
+    """Return the last error of each GPU, by its number, in words."""
+    texts = [
+        f"GPU {index} reported Xid {xid}" + (f" ({_XIDS[xid]})" if xid in _XIDS else "")
+        for index, xid in errors.items()
+    ]
+    return ", ".join(texts)
+
+
+class NpuSmi(Accelerators):
     """Reads NPUs by running ``npu-smi info`` now and then."""
 
     def __init__(self, argv: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from jobentry.log import log_message
 
 if TYPE_CHECKING:
     from jobentry.contract.paths import NodePaths
+    from jobentry.node.accelerators import Accelerators
     from jobentry.node.local_ranks import LocalRanks
     from jobentry.node.log_store import LogStore
     from jobentry.node.rank_usage import RankProcesses
@@ -97,6 +98,7 @@ class Journal:
         self._standing: StandingRanks | None = None
         # The devices of this node at the last sample.
         self.devices: tuple[journal.Device, ...] = ()
+        self._accelerators: Accelerators | None = None
         self._make_standing: Callable[[], StandingRanks] | None = None
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="journal", daemon=True)
@@ -202,6 +204,7 @@ class Journal:
             from jobentry.node.resources import Resources
 
             resources, devices = Resources(folder=self._folder), accelerators.find()
+            self._accelerators = devices
             resources.rates()
             cost_s = 0.0
             has_ended = False
@@ -213,7 +216,7 @@ class Journal:
                 ranks = self._rank_samples()
                 used = resources.rates()
                 if devices is not None:
-                    self.devices = used["devices"] = devices()
+                    self.devices = used["devices"] = devices.read()
                 self.add(Sample(at=time.time(), ranks=ranks, **used))
                 for transfer in list(self._open.values()):
                     if transfer.has_moved:
@@ -231,6 +234,10 @@ class Journal:
             for each in samples
             for percent, place in (recent.get(each.rank, unknown),)
         )
+
+    def device_errors(self) -> str:
+        """Return the errors that devices reported in the last seconds; empty if there were none."""
+        return self._accelerators.recent_errors() if self._accelerators is not None else ""
 
     # -- lines ------------------------------------------------------------------------------------
 

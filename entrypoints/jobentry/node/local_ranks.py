@@ -89,6 +89,8 @@ class LocalRanks:
         self._killed: set[int] = set()
         # Called before ranks that run are signalled to end, or killed.
         self.before_end: Callable[[], None] = lambda: None
+        # Returns the errors that devices of this node reported in the last seconds, in words.
+        self.device_errors: Callable[[], str] = str
 
     @property
     def rank_failure(self) -> RankFailure | None:
@@ -282,14 +284,16 @@ class LocalRanks:
     def failure(self, end: End, node: int, host: str) -> Failure:
         """Return the report on a rank that ended badly."""
         crash = self._crash(end) if end.code else None
-        memory = "" if end.was_asked_to_end or not end.code else self._memory(end)
+        has_failed = end.code and not end.was_asked_to_end
+        errors = self.device_errors() if has_failed else ""
+        context = (self._memory(end) if has_failed else "") + (errors and f"; {errors}")
         return Failure(
             node=node,
             host=host,
             rank=end.rank,
             signal=end.signal or None,
             exit_code=end.code,
-            message=_message(end, crash, memory),
+            message=_message(end, crash, context),
             last_lines=tuple(last_lines(self._paths.rank_log(end.rank), *_KEPT[end.code == 0])),
             stack_lines=crash.stack_lines if crash else (),
         )
@@ -370,21 +374,21 @@ class LocalRanks:
                 os.kill(leader, number)
 
 
-def _message(end: End, crash: crashes.Crash | None, memory: str) -> str:
+def _message(end: End, crash: crashes.Crash | None, context: str) -> str:
     """Return why a rank ended, with the line at which it, or a process of it, crashed.
 
     Args:
-        memory: What the kernel's counter says, as the rest of a sentence.
+        context: What the kernel's counter and the devices say, as the rest of a sentence.
     """
     why = end.message or _exit(end)
     if crash is None or not crash.place:
-        return f"{why}{memory}"
+        return f"{why}{context}"
     from jobentry.node import crashes
 
     if end.signal in crashes.SIGNALS and not crash.process:
-        return f"{why} in {crash.place}{memory}"
+        return f"{why} in {crash.place}{context}"
     process = f"its process {crash.process}: " if crash.process else ""
-    return f"{why}{memory}; {process}{crash.reason} in {crash.place}"
+    return f"{why}{context}; {process}{crash.reason} in {crash.place}"
 
 
 def _exit(end: End) -> str:

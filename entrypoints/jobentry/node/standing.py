@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 from jobentry.contract.hangs import Activity, Standing
 from jobentry.contract.slow import RankShare
 from jobentry.contract.stacks import Frame, NativeCall, ThreadStack
-from jobentry.contract.waits import OF_RANKS, Cause, Wait, cause_of, is_own, operation, place_of
+from jobentry.contract.waits import (
+    OF_RANKS,
+    Cause,
+    Wait,
+    cause_of,
+    is_own,
+    operation,
+    place_in_child,
+    place_of,
+)
 from jobentry.node import collectives
 from jobentry.node.collectives import Launched
 from jobentry.node.rank_stacks import stacks_of, state_of
@@ -98,6 +107,7 @@ class _Rank:
         failures: How often in a row that could not be read.
         since_s: Since when it is at this place, on the monotonic clock.
         stack: Its calls with names, once it has been there for long.
+        loader: What a process does that loads its data, in words; empty if none is known.
         is_launcher: Whether it only waits for the programs that it has started.
     """
 
@@ -113,6 +123,7 @@ class _Rank:
     def restart(self, now_s: float) -> None:
         self.since_s = now_s
         self.stack: ThreadStack | None = None
+        self.loader = ""
         self.is_launcher = False
         self.usage: deque[_Usage] = deque()
 
@@ -373,6 +384,8 @@ class StandingRanks:
             thread = thread._replace(native=self._native_calls(thread.thread))
         rank.stack = thread
         rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
+        if cause_of(thread).wait is Wait.DATA:
+            rank.loader = self._loader_of(thread.thread)
         if not rank.is_launcher and cause_of(thread).wait is not Wait.CHILD:
             return
         child = _only(self._children(rank.target.process))
@@ -382,6 +395,17 @@ class StandingRanks:
                 rank.forget()
                 rank.target = target
                 rank.restart(now_s)
+
+    def _loader_of(self, process: int) -> str:
+        """Return what the first process that loads data for this one does in the job's own code."""
+        for child in self._children(process):
+            found = stacks_of(child, with_threads=False)
+            for thread in found[0] if found else ():
+                place = place_in_child(thread.frames)
+                if place is not None:
+                    where = f"{place.function}() at {place.file}:{place.line}"
+                    return f"its process {child} is in {where}, {cause_of(thread).text}"
+        return ""
 
     def _native_calls(self, process: int) -> tuple[NativeCall, ...]:
         """Return the calls in C and C++ of a main thread, which may wait for others there.
@@ -455,7 +479,7 @@ class StandingRanks:
             self._node,
             _activity(cause, used),
             cause.wait,
-            cause.text,
+            "; ".join(filter(None, (cause.text, rank.loader))),
             place_of(thread.frames) or Frame("", 0, ""),
             operation(thread.frames),
             still_s,

@@ -184,6 +184,7 @@ def test_what_libraries_wait_for_is_seen_between_the_innermost_call_and_the_jobs
     frames: tuple[Frame, ...], expected: Wait | None
 ):
     assert wait_in_libraries(frames) is expected
+    assert (wait(*frames, waits_in="poll_schedule_timeout") is Wait.DATA) == (expected is Wait.DATA)
 
 
 def test_values_are_read_back_where_the_source_says_so():

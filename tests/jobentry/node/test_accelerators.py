@@ -1,9 +1,45 @@
-"""NPUs: the table of npu-smi, and a program that fails."""
+"""GPUs, from a library with the functions of NVML; NPUs: the table of npu-smi."""
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
+import pytest
+
 from jobentry.contract.journal import Device
-from jobentry.node.accelerators import NpuSmi, read_npu_smi
+from jobentry.node.accelerators import NpuSmi, Nvml, describe, read_npu_smi
+
+# An H200 that multiplies matrices; its second one reports an error once $XID_FILE exists.
+LIBRARY = r"""
+#include <stdint.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef struct { void *device; uint64_t kind, data; unsigned gpu, compute; } Event;
+
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    *device = (void *)(uintptr_t)(4096 + index); return 0; }
+int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates) {
+    rates[0] = 100; rates[1] = 3; return 0; }
+int nvmlDeviceGetMemoryInfo(void *device, uint64_t *memory) {
+    memory[0] = 8UL << 30; memory[1] = 6UL << 30; memory[2] = 2UL << 30; return 0; }
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
+    *milliwatts = 521100; return 0; }
+int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *milliwatts) {
+    *milliwatts = 700000; return 0; }
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *degrees) {
+    *degrees = 61; return 0; }
+int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, uint64_t *count) {
+    return 3; /* not supported */ }
+int nvmlEventSetCreate(void **set) { *set = (void *)1; return 0; }
+int nvmlDeviceRegisterEvents(void *device, uint64_t kinds, void *set) { return 0; }
+int nvmlEventSetWait_v2(void *set, Event *event, unsigned wait_ms) {
+    if (unlink(getenv("XID_FILE"))) return 10; /* time out */
+    event->device = (void *)4097; event->kind = 8; event->data = 31; return 0; }
+"""
 
 TABLE = """\
 +------------------------------------------------------------------------------------------------+
@@ -27,6 +63,36 @@ ATLAS = """\
 | 4     310P3               | OK            | NA           45                12477 / 12477       |
 | 0     0                   | 0000:01:00.0  | 7            1708 / 21527                          |
 """
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("nvml")
+    path = folder / "libnvidia-ml.so.1"
+    (folder / "nvml.c").write_text(LIBRARY)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, folder / "nvml.c"], check=True)
+    return str(path)
+
+
+def test_gpus_are_read_and_their_errors_are_said(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XID_FILE", str(tmp_path / "xid"))
+    gpus = Nvml(library)
+    gpu = Device("gpu", 0, 100.0, 2048.0, 8192.0, 521.1, 700.0, 61.0, None, 0)
+
+    assert gpus.read() == (gpu, gpu._replace(number=1))
+    assert gpus.recent_errors() == ""
+    (tmp_path / "xid").touch()
+    assert gpus.recent_errors() == (
+        "GPU 1 reported Xid 31 (the program used an address that is not its own)"
+    )
+    assert [device.xid for device in gpus.read()] == [0, 31]
+
+
+def test_an_error_without_a_known_meaning_is_a_number():
+    assert describe({0: 999}) == "GPU 0 reported Xid 999"
+    assert describe({}) == ""
 
 
 def test_the_table_of_npu_smi_is_read():

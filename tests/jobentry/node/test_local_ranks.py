@@ -234,3 +234,14 @@ def test_a_failure_names_place_reason_and_last_lines(
         message=message,
         last_lines=("a", "b"),
     )
+
+
+def test_a_failure_says_what_the_devices_of_its_node_have_reported(ranks: LocalRanks):
+    ranks.device_errors = lambda: "GPU 1 reported Xid 79"
+    failed = End(1, 1, None, False, 0.0, "RuntimeError: CUDA error")
+
+    assert (
+        ranks.failure(failed, 0, "a").message == "RuntimeError: CUDA error; GPU 1 reported Xid 79"
+    )
+    asked = failed._replace(was_asked_to_end=True)
+    assert "Xid" not in ranks.failure(asked, 0, "a").message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -250,3 +251,47 @@ def test_a_report_says_what_the_devices_do_and_which_collective_a_rank_has_not_l
     assert [found[rank].computes for rank in (4, 5)] == [computes, computes]
     assert [found[rank].progress for rank in (4, 5)] == [Progress.BEHIND, Progress.UNKNOWN]
     assert [found[rank].missing for rank in (4, 5)] == ["AllReduce 31", ""]
+
+
+# As PyTorch's loader: a process of multiprocessing calls the job's code, and the rank waits for it.
+LOADER = """\
+import multiprocessing as fork
+
+def batches(load):
+    multiprocessing = fork.get_context("fork")
+    queue = multiprocessing.Queue()
+    busy = multiprocessing.Process(target=lambda: queue.put(load()))
+    busy.start()
+    while True:
+        yield multiprocessing.Queue().get(timeout=600)
+"""
+LOADING = """\
+import sys
+sys.path.insert(0, "site-packages")
+from torch.utils.data import dataloader
+
+def load():
+    with open("fifo") as file:
+        return file.read()
+
+for batch in dataloader.batches(load):
+    print(batch)
+"""
+
+
+def test_a_rank_that_waits_for_its_data_loader_is_reported_with_what_the_loader_does(node: Node):
+    os.mkfifo(node.folder / "fifo")
+    folder = node.folder / "site-packages/torch/utils/data"
+    folder.mkdir(parents=True)
+    (folder / "dataloader.py").write_text(LOADER)
+
+    node.start_python(0, LOADING)
+    found = node.await_all(0)[0]
+
+    assert (found.wait, found.activity) == (Wait.DATA, Activity.IDLE)
+    assert found.place.line == 9
+    assert re.fullmatch(
+        r"waiting for data of its loader; its process \d+ is in load\(\) at job0\.py:6, "
+        r"opening a pipe that no other process has opened",
+        found.does,
+    )
