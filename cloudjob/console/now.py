@@ -48,16 +48,16 @@ def now(
     curve: Curve | None,
     rows: Iterable[dict[str, Any]],
     *,
-    waits_for: str = "",
+    wait: str = "",
 ) -> Now:
     """Return what a running job does.
 
     Args:
         rows: The last rows of its log.
-        waits_for: Why it does not run yet; may be empty.
+        wait: For how long it has waited, and for what; may be empty.
     """
     facts = [
-        ("Waits for", waits_for if state is JobState.PENDING else ""),
+        ("Waits", wait if state is JobState.PENDING else ""),
         ("Progress", _progress(training)),
         (_left_name(training), _left(training)),
         ("Speed", training.rate),

@@ -12,7 +12,7 @@ from cloudjob.backends.native import Absent, Ended, NativeStatus, Running, Stop,
 from cloudjob.home.records import JobRecord
 from cloudjob.model import status as statuses
 from cloudjob.model import times
-from cloudjob.model.status import Code, Hang, JobStatus, Phase, SlowRanks, state_of
+from cloudjob.model.status import Code, Hang, JobStatus, Phase, SlowRanks, Wait, state_of
 from cloudjob.model.text import one_line
 from jobentry.contract import exits, hangs, messages, node_end, slow
 from jobentry.contract.exits import Cause, ExitRecord, Failure, Outcome
@@ -39,6 +39,7 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
         exit_code=ended.exit_code if ended else None,
         attempt=native.attempt if isinstance(native, (Running, Ended)) else None,
         absence=native.why if isinstance(native, Absent) else None,
+        wait=_since_submit(native.wait, record) if isinstance(native, Waiting) else None,
         code=Code(
             uri=record.code_uri,
             digest=record.code_digest,
@@ -46,6 +47,11 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
             files=record.code_files,
         ),
     )
+
+
+def _since_submit(wait: Wait | None, record: JobRecord) -> Wait | None:
+    """Return a wait that has a time: that of the submit if the platform does not tell it."""
+    return wait and replace(wait, since=wait.since or record.created_at)
 
 
 def ended_elsewhere(record: ExitRecord | None, described: Mapping[str, Any]) -> Ended | None:

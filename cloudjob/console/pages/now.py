@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 
 from nicegui import ui
@@ -13,12 +14,14 @@ from cloudjob.console.pages.frame import heading
 from cloudjob.console.pages.live import Live
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
+from cloudjob.errors import BackendError
+from cloudjob.model import summary
 from cloudjob.model.status import JobState
 from cloudjob.tracking import Job
 
 _LINES = 8
-# Seconds between two requests for the reason why a job waits.
-_REASON_S = 10.0
+# Seconds between two requests for what a job waits for.
+_STATUS_S = 10.0
 
 
 class NowPanel(Live):
@@ -27,7 +30,7 @@ class NowPanel(Live):
     def __init__(self, console: Console, job: Job) -> None:
         super().__init__(job)
         self._console = console
-        self._reason, self._next_reason_s = "", 0.0
+        self._wait, self._next_status_s = "", 0.0
         self._shown: Now | None = None
         # The names of the facts, and the labels with their texts.
         self._facts: Sequence[str] = ()
@@ -51,12 +54,12 @@ class NowPanel(Live):
         log = self._console.log(self.job.id)
         # The table starts to read the log.
         rows = log.end(_LINES)
-        if state is JobState.PENDING and time.monotonic() >= self._next_reason_s:
-            self._next_reason_s = time.monotonic() + _REASON_S
-            self._reason = self.job.waits_for()
-        return now(
-            state, log.journals, log.progress(), log.main_curve(), rows, waits_for=self._reason
-        )
+        if state is JobState.PENDING and time.monotonic() >= self._next_status_s:
+            self._next_status_s = time.monotonic() + _STATUS_S
+            # The list reports a platform that does not answer.
+            with suppress(BackendError):
+                self._wait = summary.wait(self.job.status())
+        return now(state, log.journals, log.progress(), log.main_curve(), rows, wait=self._wait)
 
     def _build(self) -> None:
         with self.container, ui.card().classes("panel"):

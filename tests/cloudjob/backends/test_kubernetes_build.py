@@ -970,13 +970,9 @@ def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:
     )
 
 
-def volcano_status(
-    job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, reasons: Any = ()
-):
+def volcano_status(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False):
     """Return the status of a Volcano job."""
-    return state.status_of(
-        VOLCANO, job, list(pods), is_cancelled=is_cancelled, reasons=list(reasons)
-    )
+    return state.status_of(VOLCANO, job, list(pods), is_cancelled=is_cancelled)
 
 
 def test_an_unschedulable_pod_is_reported_with_the_reason():
@@ -1007,13 +1003,6 @@ def test_an_image_that_cannot_be_pulled_is_reported():
     assert found.native == (
         'Pending (node 0: ImagePullBackOff: Back-off pulling "x:1", and 1 more)'
     )
-
-
-def test_a_job_without_pods_is_reported_with_the_quotas_message():
-    """There is no pod that could give a reason."""
-    found = volcano_status(volcano_job("Pending"), reasons=["FailedCreate: exceeded quota: gpus"])
-
-    assert found.native == "Pending (FailedCreate: exceeded quota: gpus)"
 
 
 def test_a_node_that_ran_out_of_memory_is_named():

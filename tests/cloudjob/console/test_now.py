@@ -21,12 +21,12 @@ def shown(
     curve: Curve | None = None,
     state: JobState = JobState.RUNNING,
     rows: tuple[dict[str, Any], ...] = (),
-    waits_for: str = "",
+    wait: str = "",
 ) -> Now:
     journals = Journals()
     for node, sample in enumerate(samples):
         journals.add(node, [journal.dump(sample).rstrip()])
-    return now(state, journals, training or Training(), curve, rows, waits_for=waits_for)
+    return now(state, journals, training or Training(), curve, rows, wait=wait)
 
 
 def test_progress_time_left_and_speed_are_those_of_the_training():
@@ -93,10 +93,10 @@ def test_a_silence_is_shown_once_it_is_long(quiet_s: int, texts: list[tuple[str,
 
 
 def test_why_a_job_waits_is_shown_until_it_runs():
-    pending = shown(state=JobState.PENDING, waits_for="Priority\x1b[31m")
+    pending = shown(state=JobState.PENDING, wait="Priority\x1b[31m")
 
-    assert pending.facts == [("Waits for", "Priority")]
-    assert shown(waits_for="Priority").facts == []
+    assert pending.facts == [("Waits", "Priority")]
+    assert shown(wait="Priority").facts == []
 
 
 def test_the_last_lines_have_the_marks_of_their_ranks():
