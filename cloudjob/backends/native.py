@@ -33,11 +33,16 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job that runs."""
+    """A job that runs.
+
+    Args:
+        wait: What those of its nodes wait for that have not started; None if all have, or unknown.
+    """
 
     native: str
     started_at: str | None = None
     attempt: Attempt | None = None
+    wait: Wait | None = None
     state: ClassVar[JobState] = JobState.RUNNING
 
 
@@ -121,4 +126,6 @@ def unended(
     if state is JobState.PENDING:
         # While it waits to start again, the attempt before does not count.
         return Waiting(native, wait)
-    return (Running if state is JobState.RUNNING else Unknown)(native, started_at)
+    if state is JobState.RUNNING:
+        return Running(native, started_at, wait=wait)
+    return Unknown(native, started_at)

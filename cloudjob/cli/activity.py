@@ -29,6 +29,8 @@ _LINE_S = 10.0
 _STATUS_S = 10.0
 # Followed by that.
 _WAIT_PREFIX = "waits: "
+# Followed by the numbers of the nodes that have not started.
+_ABSENT = "waiting for node"
 # The states of a rank in a word, by the letter in its journal.
 STATES = {
     state.value: word
@@ -84,7 +86,7 @@ def activity(current_phases: Mapping[int, journal.Phase], nodes: int, *, has_out
     late = {node: phase for node, phase in current.items() if _kind(phase) == slowest}
     absent = sorted(set(range(nodes)) - set(current_phases))
     if slowest == "bring-up" and absent:
-        return f"waiting for {_numbers(absent)}"
+        return f"{_ABSENT}{_numbers(absent).removeprefix('node')}"
     where = f" on {_numbers(sorted(late))}" if len(late) < nodes else ""
     return f"{_phase_text(late)}{where}{_progress(late.values())}"
 
@@ -165,15 +167,19 @@ class Activity:
     def _current_text(self, now_s: float) -> str:
         if self._journals.nodes or self.has_output:
             current_phases = self._journals.current_phases
-            return activity(current_phases, self._job.nodes, has_output=self.has_output)
+            text = activity(current_phases, self._job.nodes, has_output=self.has_output)
+            wait = self._current_wait(now_s) if text.startswith(_ABSENT) else None
+            return f"{text}: {one_line(wait.message)}" if wait else text
+        wait = self._current_wait(now_s)
+        return f"{_WAIT_PREFIX}{one_line(wait.message)}" if wait else "starting the nodes"
+
+    def _current_wait(self, now_s: float) -> Wait | None:
         if now_s >= self._next_status_s:
             self._next_status_s = now_s + _STATUS_S
             # Following the log reports an error that persists.
             with suppress(BackendError):
                 self._wait = self._job.status().wait
-        return (
-            f"{_WAIT_PREFIX}{one_line(self._wait.message)}" if self._wait else "starting the nodes"
-        )
+        return self._wait
 
 
 # ---- silence -------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ class Attempt:
 
 
 class WaitPhase(str, Enum):
-    """What kind of thing a job that has not started waits for."""
+    """What kind of thing nodes that have not started wait for."""
 
     QUEUE = "queue"
     """Its turn: other jobs, or a quota."""
@@ -144,7 +144,7 @@ class WaitPhase(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """What a job that has not started waits for, as far as its platform says so.
+    """What nodes that have not started wait for, as far as their platform says so.
 
     Args:
         since: When it began to wait for that.
@@ -191,7 +191,7 @@ class JobStatus:
         attempt: None for a job without retries, and on platforms that do not count attempts.
         absence: Why the job is not on its platform; None if it is, or may be.
         slow: The ranks that slow a running job down; None if none stands out.
-        wait: What a job that has not started waits for; None if its platform does not say so.
+        wait: What a job waits for, or the nodes that have not started; None if it is not known.
     """
 
     job: str

@@ -39,7 +39,7 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
         exit_code=ended.exit_code if ended else None,
         attempt=native.attempt if isinstance(native, (Running, Ended)) else None,
         absence=native.why if isinstance(native, Absent) else None,
-        wait=_since_submit(native.wait, record) if isinstance(native, Waiting) else None,
+        wait=_since_submit(native, record) if isinstance(native, (Waiting, Running)) else None,
         code=Code(
             uri=record.code_uri,
             digest=record.code_digest,
@@ -49,9 +49,9 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
     )
 
 
-def _since_submit(wait: Wait | None, record: JobRecord) -> Wait | None:
+def _since_submit(native: Waiting | Running, record: JobRecord) -> Wait | None:
     """Return a wait that has a time: that of the submit if the platform does not tell it."""
-    return wait and replace(wait, since=wait.since or record.created_at)
+    return native.wait and replace(native.wait, since=native.wait.since or record.created_at)
 
 
 def ended_elsewhere(record: ExitRecord | None, described: Mapping[str, Any]) -> Ended | None:
@@ -189,7 +189,9 @@ def _without_record(
     # If the entry itself failed, its message is the reason for all later errors.
     reasons = [line for line in lines if code == exits.ENTRY_FAILED and messages.is_reason(line)]
     texts = (*reasons[-1:], failure.message, native.reason, error)
-    message = ": ".join(text.removeprefix(messages.MARK) for text in texts if text)
+    # A platform's failure and its reason may be the same.
+    parts = dict.fromkeys(text.removeprefix(messages.MARK) for text in texts if text)
+    message = ": ".join(parts)
     failure = failure._replace(
         exit_code=code,
         message=message or "cancelled before the head could write its record",

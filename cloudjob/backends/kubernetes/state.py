@@ -146,11 +146,13 @@ def status_of(
     started_at = min(starts, default="") or _time(stage.started_at) or None
     if stage.state.is_final:
         return _ended(started_at, stage, nodes, waits)
-    wait = _wait(nodes, waits)
+    found = _wait(nodes, waits)
+    native = stage.native
+    if found and found.is_trouble:
+        native = f"{stage.native} ({found.message})"
+    wait = _wait(_absent(nodes), waits)
     if wait is None and stage.state is JobState.PENDING and not nodes:
         wait = _without_pods(job, stage)
-    is_trouble = wait is not None and wait.is_trouble
-    native = f"{stage.native} ({wait.message})" if wait and is_trouble else stage.native
     return unended(stage.state, native, started_at, wait)
 
 
@@ -212,7 +214,7 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
     failure = Failure(exit_code=code)
     reason = _reason(nodes)
     if has_failed:
-        absent = _wait([pod for pod in nodes if not pod.has_started], waits)
+        absent = _wait(_absent(nodes), waits)
         reason = reason or (_not_started(absent) if absent else "")
         node = blamed.node if blamed else None
         failure = failure._replace(node=node, message=_failure(stage, head, blamed, reason))
@@ -239,7 +241,7 @@ def _attempt_at(stage: Stage, nodes: list[Pod]) -> str:
 
 def _failure(stage: Stage, head: Pod | None, blamed: Pod | None, reason: str) -> str:
     if blamed is not None:
-        return _message(blamed)
+        return reason if blamed.reason == reasons.OUT_OF_MEMORY else _message(blamed)
     if reason or stage.has_asked or (head is not None and not head.is_leaving):
         return stage.message or reason
     detail = f" ({stage.message})" if stage.message else ""
@@ -259,6 +261,10 @@ def _wait(nodes: Iterable[Pod], given: Iterable[Wait]) -> Wait | None:
     node, first = shown[0]
     more = f", and {len(shown) - 1} more" if len(shown) > 1 else ""
     return replace(first, message=f"node {node}: {first.message}{more}")
+
+
+def _absent(nodes: list[Pod]) -> list[Pod]:
+    return [pod for pod in nodes if not pod.has_started]
 
 
 def _wait_of(pod: Pod) -> Wait | None:

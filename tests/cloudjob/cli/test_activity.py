@@ -110,3 +110,15 @@ def test_a_long_phase_is_reported_once_with_the_platforms_reason(
     assert (current.line(), current.news()) == (f"{half} (0 s)", f"job train-1, {half}")
     current.add(0, [journal.dump(phase("package")._replace(ended_at=105.0))])
     assert (current.line(), current.news()) == ("", "")
+
+
+def test_what_a_missing_node_waits_for_is_shown_while_the_head_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(activities, "_QUIET_S", 0.0)
+    job: Any = Waiting()
+    job.nodes = 2
+    current = Activity(job)
+    current.add(0, [journal.dump(phase("bring-up"))])
+
+    assert current.line() == "waiting for node 1: no \\x1b room (0 s)"
