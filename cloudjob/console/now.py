@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from cloudjob.console.log_table import Curve
 from cloudjob.console.text import displayable
-from cloudjob.model.status import JobState
 from cloudjob.model.summary import span
 from cloudjob.model.text import size_text
 from cloudjob.tracking.journals import Journals
@@ -42,7 +41,6 @@ class Now(NamedTuple):
 
 
 def now(
-    state: JobState,
     journals: Journals,
     training: Training,
     curve: Curve | None,
@@ -57,7 +55,7 @@ def now(
         wait: For how long it has waited, and for what; may be empty.
     """
     facts = [
-        ("Waits", wait if state is JobState.PENDING else ""),
+        ("Waits", wait),
         ("Progress", _progress(training)),
         (_left_name(training), _left(training)),
         ("Speed", training.rate),

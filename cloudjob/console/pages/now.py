@@ -16,7 +16,7 @@ from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import BackendError
 from cloudjob.model import summary
-from cloudjob.model.status import JobState
+from cloudjob.model.status import JobStatus
 from cloudjob.tracking import Job
 
 _LINES = 8
@@ -42,7 +42,7 @@ class NowPanel(Live):
         if status is None or status.is_over:
             self.container.clear()
             return ""
-        found = await in_thread(self._read, status.state)
+        found = await in_thread(self._read, status)
         if self._shown is None:
             self._build()
         if found != self._shown:
@@ -50,16 +50,18 @@ class NowPanel(Live):
         self._shown = found
         return ""
 
-    def _read(self, state: JobState) -> Now:
+    def _read(self, status: JobStatus) -> Now:
         log = self._console.log(self.job.id)
         # The table starts to read the log.
         rows = log.end(_LINES)
-        if state is JobState.PENDING and time.monotonic() >= self._next_status_s:
+        if status.wait is None:
+            self._wait = ""
+        elif time.monotonic() >= self._next_status_s:
             self._next_status_s = time.monotonic() + _STATUS_S
-            # The list reports a platform that does not answer.
+            # More than a list tells; that reports a platform that does not answer.
             with suppress(BackendError):
                 self._wait = summary.wait(self.job.status())
-        return now(state, log.journals, log.progress(), log.main_curve(), rows, wait=self._wait)
+        return now(log.journals, log.progress(), log.main_curve(), rows, wait=self._wait)
 
     def _build(self) -> None:
         with self.container, ui.card().classes("panel"):
