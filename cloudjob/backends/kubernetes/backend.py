@@ -251,12 +251,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             self._log_saver = None
         return status
 
-    def _status(self, handle: str, *, is_brief: bool = False) -> NativeStatus:
-        """Return the job's status.
-
-        Args:
-            is_brief: Whether to return only the state, without what the job waits for.
-        """
+    def _status(self, handle: str) -> NativeStatus:
         where = _parse_handle(handle)
         client = self._client(where.cluster)
         try:
@@ -267,18 +262,11 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             raise
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         now = where.engine.stage(job, is_cancelled).state
-        pods: list[Pod] = []
-        waits: list[Wait] = []
         if now.is_final:
-            pods, _ = logs.pods(client, self._place(where, None))
-        elif not is_brief or where.engine.reads_pods:
+            pods, waits = self._read_ended(client, where, handle, job, now)
+        else:
             pods, waits = self._read_pods(client, where, job, now)
-        self._note_disrupted(handle, pods)
-        if now.is_final:
-            pods = self._with_disrupted(handle, pods)
-        if now is JobState.FAILED and _is_short(where.engine, job, pods):
-            waits = events.losses(client, where.job_names)
-            waits += _creation(events.waits(client, where.engine, where.job_names, job, pods))
+            self._note_disrupted(handle, pods)
         found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, waits=waits)
         if is_cancelled and any(pod.is_cut_off for pod in pods) and not found.state.is_final:
             # Such a pod never ends, so report it to the user who waits.
@@ -324,6 +312,21 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._pod_states[key] = (time.monotonic(), pods, waits)
         return pods, waits
 
+    def _read_ended(
+        self, client: Client, where: _Handle, handle: str, job: Mapping[str, Any], now: JobState
+    ) -> tuple[list[Pod], list[Wait]]:
+        """Return the pods of a job that has ended, and why others never came or were removed."""
+        pods, _ = logs.pods(client, self._place(where, None))
+        self._note_disrupted(handle, pods)
+        pods = self._with_disrupted(handle, pods)
+        if now is not JobState.FAILED:
+            return pods, []
+        pods, waits = events.explained(client, where.job_names, pods), []
+        if _is_short(where.engine, job, pods):
+            waits = events.losses(client, where.job_names)
+            waits += _creation(events.waits(client, where.engine, where.job_names, job, pods))
+        return pods, waits
+
     def _note_disrupted(self, handle: str, pods: list[Pod]) -> None:
         """Note the pods that the cluster ends: it forgets a deleted pod, and why it was drained."""
         ending = {pod.uid: pod for pod in pods if pod.is_leaving and pod.reason}
@@ -354,7 +357,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
         def has_ended() -> bool:
             try:
-                ended = self._status(handle, is_brief=True).state.is_final
+                ended = self._status(handle).state.is_final
             except JobNotFound:
                 return True
             except Unreachable as error:

@@ -195,7 +195,8 @@ def _without_head(stage: Stage, nodes: list[Pod]) -> Stage:
 
     A controller waits for such a head for ever; if it starts after all, it ends soon, too.
     """
-    has_failed = any(pod.node and pod.is_over and pod.exit_code for pod in nodes)
+    ended = [pod for pod in nodes if pod.node and pod.is_over and not pod.is_leaving]
+    has_failed = any(pod.exit_code for pod in ended) and not stage.has_asked
     heads = [pod for pod in nodes if pod.node == 0]
     is_late = all(pod.wait for pod in heads) if heads else stage.state is JobState.PENDING
     if not (has_failed and is_late):

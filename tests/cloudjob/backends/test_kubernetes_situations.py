@@ -214,6 +214,23 @@ def head_is_late(job: Job) -> None:
     job.set_phase("Created")
 
 
+def preempted(job: Job) -> None:
+    """The worker was told to end, and its pod is deleted after that of the head."""
+    job.run(0, 1)
+    job.end(1, 143)
+    job.queue(PENDING_QUOTA)
+    job.pods[1]["metadata"]["deletionTimestamp"] = AT.format(6)
+    job.client.objects[f"{PODS}/{job.pods[1]['metadata']['name']}"] = job.pods[1]
+
+
+def worker_is_slow(job: Job) -> None:
+    job.run(0)
+    job.end(0, 125)
+    job.place(1)
+    job.pod_event(1, "Pulling", f'Pulling image "{IMAGE}"', kind="Normal")
+    job.set_phase("Failed")
+
+
 def worker_is_late(job: Job) -> None:
     job.run(0)
     job.end(0, 125)
@@ -408,6 +425,9 @@ SITUATIONS = {
         ("Preempted: for another; WaitingForQuota",),
         engines=QUEUED,
     ),
+    "preempted, and a worker has not gone yet": Situation(
+        preempted, JobState.PENDING, ("WaitingForQuota",), engines=QUEUED
+    ),
     "suspended": Situation(
         lambda job: (job.remove(0, 1), job.set_phase("Suspended"))[0],
         JobState.PENDING,
@@ -447,6 +467,9 @@ SITUATIONS = {
     "head is late": Situation(head_is_late, FAILED, ("node 0: ErrImagePull: not found",)),
     "worker is late": Situation(
         worker_is_late, FAILED, (f"node 1: Unschedulable: {NO_ROOM}",), 125
+    ),
+    "worker is slow": Situation(
+        worker_is_slow, FAILED, ("node 0 (", f"node 1: pulling the image {IMAGE}"), 125
     ),
     "worker is refused": Situation(worker_is_refused, FAILED, ("exceeded quota",), 125),
     "head removed": Situation(
