@@ -56,6 +56,8 @@ __all__ = [
     "Unanswered",
     "Unreachable",
     "UsageError",
+    "Wait",
+    "WaitPhase",
     "WaitTimeout",
     "attach",
     "attach_sweep",

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
         JobStatus as JobStatus,
         Phase as Phase,
         SlowRanks as SlowRanks,
+        Wait as Wait,
+        WaitPhase as WaitPhase,
     )
     from cloudjob.package.collection import Collected
     from cloudjob.submission.preview import Preview as Preview
@@ -74,7 +76,7 @@ _MODULES = {
     name: f"cloudjob.{module}"
     for module, names in {
         "model.status": "Absence Attempt Cause Failure Hang JobFailed JobState JobStatus Phase"
-        " SlowRanks",
+        " SlowRanks Wait WaitPhase",
         "submission.preview": "Preview",
         "tracking.journals": "Journals RankPoint",
         "tracking.log": "LogLine",

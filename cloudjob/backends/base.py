@@ -254,10 +254,6 @@ class Backend(ABC, Generic[Request]):
         """
         return {}
 
-    def waits_for(self, handle: str) -> str:
-        """Return why a queued job does not run yet; empty if unknown."""
-        return ""
-
     def events(self, handle: str) -> list[Event]:
         """Return the events of the job, oldest first.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from cloudjob.model.status import Absence, Attempt, Failure, JobState, state_of
+from cloudjob.model.status import Absence, Attempt, Failure, JobState, Wait, state_of
 from jobentry.contract.exits import Cause
 
 # What ended a job, as far as a platform says that only reports these states.
@@ -23,21 +23,26 @@ class Waiting:
 
     Args:
         native: The platform's own word for the state, and why the job waits if it says so.
-        why: Why it waits; empty if the platform does not say so.
+        wait: What it waits for; None if the platform does not say so.
     """
 
     native: str
-    why: str = ""
+    wait: Wait | None = None
     state: ClassVar[JobState] = JobState.PENDING
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job that runs."""
+    """A job that runs.
+
+    Args:
+        wait: What those of its nodes wait for that have not started; None if all have, or unknown.
+    """
 
     native: str
     started_at: str | None = None
     attempt: Attempt | None = None
+    wait: Wait | None = None
     state: ClassVar[JobState] = JobState.RUNNING
 
 
@@ -115,10 +120,12 @@ NativeStatus = Waiting | Running | Unknown | Absent | Ended
 
 
 def unended(
-    state: JobState, native: str, started_at: str | None = None, why: str = ""
+    state: JobState, native: str, started_at: str | None = None, wait: Wait | None = None
 ) -> NativeStatus:
     """Return the status of a job in a state that is not final."""
     if state is JobState.PENDING:
         # While it waits to start again, the attempt before does not count.
-        return Waiting(native, why)
-    return (Running if state is JobState.RUNNING else Unknown)(native, started_at)
+        return Waiting(native, wait)
+    if state is JobState.RUNNING:
+        return Running(native, started_at, wait=wait)
+    return Unknown(native, started_at)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from cloudjob import Journals
 from cloudjob.cli.status import transferred
+from cloudjob.errors import BackendError
 from cloudjob.model import summary
 from cloudjob.model.text import one_line
+from cloudjob.model.times import seconds_of
 from jobentry.contract.journal import State
 
 TYPE_CHECKING = False
@@ -15,16 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from cloudjob import Job
+    from cloudjob.model.status import Wait
     from jobentry.contract import journal
 
 # Activities shorter than this are not reported.
 _QUIET_S = 1.0
 # Seconds between two lines in a file.
 _LINE_S = 10.0
-# Seconds between two requests for the reason why a job waits.
-_REASON_S = 10.0
-# Followed by the platform's reason.
-_REASON_PREFIX = "waits: "
+# Seconds between two requests for what a job waits for.
+_STATUS_S = 10.0
+# Followed by that.
+_WAIT_PREFIX = "waits: "
+# Followed by the numbers of the nodes that have not started.
+_ABSENT = "waiting for node"
 # The states of a rank in a word, by the letter in its journal.
 STATES = {
     state.value: word
@@ -80,7 +86,7 @@ def activity(current_phases: Mapping[int, journal.Phase], nodes: int, *, has_out
     late = {node: phase for node, phase in current.items() if _kind(phase) == slowest}
     absent = sorted(set(range(nodes)) - set(current_phases))
     if slowest == "bring-up" and absent:
-        return f"waiting for {_numbers(absent)}"
+        return f"{_ABSENT}{_numbers(absent).removeprefix('node')}"
     where = f" on {_numbers(sorted(late))}" if len(late) < nodes else ""
     return f"{_phase_text(late)}{where}{_progress(late.values())}"
 
@@ -124,8 +130,8 @@ class Activity:
         self._journals = Journals()
         # Whether a rank has written something.
         self.has_output = False
-        self._reason = ""
-        self._next_reason_s = self._since_s = self._printed_s = 0.0
+        self._wait: Wait | None = None
+        self._next_status_s = self._since_s = self._printed_s = 0.0
         self._text = self._shown = self._printed = ""
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
@@ -137,11 +143,13 @@ class Activity:
         """Return what the job is doing, and for how long; empty during the first second."""
         now_s = time.monotonic()
         self._shown = self._current_text(now_s)
-        is_wait = self._shown.startswith(_REASON_PREFIX)
+        is_wait = self._shown.startswith(_WAIT_PREFIX)
         doing = self._shown if is_wait else self._shown.partition(": ")[0]
         if doing != self._text:
             self._text, self._since_s = doing, now_s
         lasted_s = now_s - self._since_s
+        if is_wait and self._wait:
+            lasted_s = max(lasted_s, time.time() - seconds_of(self._wait.since))
         if lasted_s < _QUIET_S:
             self._shown = ""
         return self._shown and f"{self._shown} ({summary.span(int(lasted_s))})"
@@ -153,17 +161,25 @@ class Activity:
         if not self._shown or not (is_due or self._text != self._printed):
             return ""
         self._printed, self._printed_s = self._text, now_s
-        comma = "" if self._shown.startswith(_REASON_PREFIX) else ","
+        comma = "" if self._shown.startswith(_WAIT_PREFIX) else ","
         return f"job {self._job.id}{comma} {self._shown}"
 
     def _current_text(self, now_s: float) -> str:
         if self._journals.nodes or self.has_output:
             current_phases = self._journals.current_phases
-            return activity(current_phases, self._job.nodes, has_output=self.has_output)
-        if now_s >= self._next_reason_s:
-            self._next_reason_s = now_s + _REASON_S
-            self._reason = self._job.waits_for() or self._reason
-        return f"{_REASON_PREFIX}{one_line(self._reason)}" if self._reason else "starting the nodes"
+            text = activity(current_phases, self._job.nodes, has_output=self.has_output)
+            wait = self._current_wait(now_s) if text.startswith(_ABSENT) else None
+            return f"{text}: {one_line(wait.message)}" if wait else text
+        wait = self._current_wait(now_s)
+        return f"{_WAIT_PREFIX}{one_line(wait.message)}" if wait else "starting the nodes"
+
+    def _current_wait(self, now_s: float) -> Wait | None:
+        if now_s >= self._next_status_s:
+            self._next_status_s = now_s + _STATUS_S
+            # Following the log reports an error that persists.
+            with suppress(BackendError):
+                self._wait = self._job.status().wait
+        return self._wait
 
 
 # ---- silence -------------------------------------------------------------------------------------

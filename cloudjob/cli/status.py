@@ -113,11 +113,12 @@ def print_status(
         *(("" if index else "reason", line) for index, line in enumerate(reasons)),
         *(("" if index else "hang", line) for index, line in enumerate(_hang(status))),
         ("slow", status.slow.message if status.slow else ""),
+        ("waits", summary.wait(status)),
         *more,
         ("attempt", summary.attempt(status)),
         ("exit code", "" if status.exit_code is None else str(status.exit_code)),
         ("cause", status.cause or ""),
-        ("backend", f"{status.backend} ({status.native_state})"),
+        ("backend", f"{status.backend} ({_native(status)})"),
         ("size", f"{counted(status.nodes, 'node')} with {_ranks(status.procs_per_node)}"),
         ("created", local(status.created_at)),
         ("started", local(status.started_at or "")),
@@ -126,6 +127,11 @@ def print_status(
     print_table([row for row in rows if row[1]])
     if has_phases and status.phases:
         _print_phases(status)
+
+
+def _native(status: JobStatus) -> str:
+    """Return the platform's own word, without the reason that ``waits`` shows."""
+    return status.native_state.partition(" (")[0] if status.wait else status.native_state
 
 
 def _ranks(procs_per_node: int) -> str:

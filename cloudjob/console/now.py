@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from cloudjob.console.log_table import Curve
 from cloudjob.console.text import displayable
-from cloudjob.model.status import JobState
 from cloudjob.model.summary import span
 from cloudjob.model.text import size_text
 from cloudjob.tracking.journals import Journals
@@ -42,22 +41,21 @@ class Now(NamedTuple):
 
 
 def now(
-    state: JobState,
     journals: Journals,
     training: Training,
     curve: Curve | None,
     rows: Iterable[dict[str, Any]],
     *,
-    waits_for: str = "",
+    wait: str = "",
 ) -> Now:
     """Return what a running job does.
 
     Args:
         rows: The last rows of its log.
-        waits_for: Why it does not run yet; may be empty.
+        wait: For how long it has waited, and for what; may be empty.
     """
     facts = [
-        ("Waits for", waits_for if state is JobState.PENDING else ""),
+        ("Waits", wait),
         ("Progress", _progress(training)),
         (_left_name(training), _left(training)),
         ("Speed", training.rate),

@@ -122,6 +122,44 @@ class Attempt:
     previous_cause: str = ""
 
 
+class WaitPhase(str, Enum):
+    """What kind of thing nodes that have not started wait for."""
+
+    QUEUE = "queue"
+    """Its turn: other jobs, or a quota."""
+    CREATION = "creation"
+    """Its nodes, which the platform has not created, or refuses to create."""
+    SCHEDULING = "scheduling"
+    """Machines for its nodes."""
+    MOUNTING = "mounting"
+    """Volumes."""
+    PULLING = "pulling"
+    """The image."""
+    STARTING = "starting"
+    """The start of its containers."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """What nodes that have not started wait for, as far as their platform says so.
+
+    Args:
+        since: When it began to wait for that.
+        message: What it is, with the platform's reason.
+        hint: What to do about it; empty if there is nothing to do, or if it is not known.
+        is_trouble: Whether it may never end by itself: a missing image, a full machine, a quota.
+    """
+
+    phase: WaitPhase
+    since: str
+    message: str
+    hint: str = ""
+    is_trouble: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRanks:
     """Ranks that slow a running job down.
@@ -153,6 +191,7 @@ class JobStatus:
         attempt: None for a job without retries, and on platforms that do not count attempts.
         absence: Why the job is not on its platform; None if it is, or may be.
         slow: The ranks that slow a running job down; None if none stands out.
+        wait: What a job waits for, or the nodes that have not started; None if it is not known.
     """
 
     job: str
@@ -174,6 +213,7 @@ class JobStatus:
     hang: Hang | None = None
     attempt: Attempt | None = None
     slow: SlowRanks | None = None
+    wait: Wait | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -266,6 +306,7 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     }
     values["code"] = status.code and _values(status.code)
     values["attempt"] = status.attempt and _values(status.attempt)
+    values["wait"] = status.wait and {**_values(status.wait), "phase": status.wait.phase.value}
     if status.failure is not None:
         failure = status.failure._asdict()
         lists = {name: list(failure[name]) for name in _LINES}
@@ -273,14 +314,15 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     return values
 
 
-def _values(value: JobStatus | Code | Phase | Hang | SlowRanks | Attempt) -> dict[str, Any]:
+def _values(value: JobStatus | Code | Phase | Hang | SlowRanks | Attempt | Wait) -> dict[str, Any]:
     """Return the fields of a value; ``asdict`` takes ten times as long, a second for a list."""
     return dict(zip(value.__slots__, _FIELDS[type(value)](value), strict=True))
 
 
 # Reads all fields of a value at once: a list of 10,000 jobs has 100,000 phases.
 _FIELDS: dict[type, attrgetter[tuple[Any, ...]]] = {
-    each: attrgetter(*each.__slots__) for each in (JobStatus, Code, Phase, Hang, SlowRanks, Attempt)
+    each: attrgetter(*each.__slots__)
+    for each in (JobStatus, Code, Phase, Hang, SlowRanks, Attempt, Wait)
 }
 
 
@@ -288,7 +330,7 @@ def from_json(values: dict[str, Any]) -> JobStatus:
     """Return the status from the values that ``to_json`` returned."""
     failure, code, hang = values["failure"], values["code"], values.get("hang")
     attempt = values.get("attempt")
-    slow = values.get("slow")
+    slow, wait = values.get("slow"), values.get("wait")
     changed = {
         "slow": slow
         and SlowRanks(**{**slow, "ranks": tuple(slow["ranks"]), "nodes": tuple(slow["nodes"])}),
@@ -297,6 +339,7 @@ def from_json(values: dict[str, Any]) -> JobStatus:
         "failure": failure and _failure(failure),
         "code": code and Code(**code),
         "attempt": attempt and Attempt(**attempt),
+        "wait": wait and Wait(**{**wait, "phase": WaitPhase(wait["phase"])}),
         "phases": tuple(Phase(**phase) for phase in values["phases"]),
         "hang": hang
         and Hang(**{**hang, "ranks": tuple(hang["ranks"]), "details": tuple(hang["details"])}),
@@ -327,6 +370,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "hang": Hang.__slots__,
     "attempt": Attempt.__slots__,
     "slow": SlowRanks.__slots__,
+    "wait": Wait.__slots__,
 }
 _STATES, _CAUSES = {each.value for each in JobState}, {str(each) for each in Cause}
 

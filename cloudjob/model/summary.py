@@ -59,6 +59,15 @@ def reason(status: JobStatus) -> str:
     return f"{failure.message} ({where})" if where else failure.message
 
 
+def wait(status: JobStatus) -> str:
+    """Return for how long a job has waited, and for what; empty if its platform does not say so."""
+    if status.wait is None:
+        return ""
+    seconds = time.time() - times.seconds_of(status.wait.since)
+    hint = f"; {status.wait.hint}" if status.wait.hint else ""
+    return f"{span(int(seconds))}: {status.wait.message}{hint}"
+
+
 def attempt(status: JobStatus) -> str:
     """Return which attempt of a job with retries this is; empty for a job without retries."""
     if status.attempt is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Event, Metric
-from cloudjob.errors import BackendError, JobNotFound, UsageError
+from cloudjob.errors import JobNotFound, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import grid
@@ -273,14 +273,6 @@ class Job:
     def unknown(self, why: str) -> JobStatus:
         """Return the status of a job whose platform cannot be queried."""
         return self._reader.unknown(why)
-
-    def waits_for(self) -> str:
-        """Return why the job is not running yet; empty if unknown."""
-        try:
-            return self._backend.waits_for(self.handle) if self.handle else ""
-        except BackendError:
-            # Following the log reports the error if it persists.
-            return ""
 
     def wait(
         self,

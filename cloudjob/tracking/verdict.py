@@ -12,7 +12,7 @@ from cloudjob.backends.native import Absent, Ended, NativeStatus, Running, Stop,
 from cloudjob.home.records import JobRecord
 from cloudjob.model import status as statuses
 from cloudjob.model import times
-from cloudjob.model.status import Code, Hang, JobStatus, Phase, SlowRanks, state_of
+from cloudjob.model.status import Code, Hang, JobStatus, Phase, SlowRanks, Wait, state_of
 from cloudjob.model.text import one_line
 from jobentry.contract import exits, hangs, messages, node_end, slow
 from jobentry.contract.exits import Cause, ExitRecord, Failure, Outcome
@@ -39,6 +39,7 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
         exit_code=ended.exit_code if ended else None,
         attempt=native.attempt if isinstance(native, (Running, Ended)) else None,
         absence=native.why if isinstance(native, Absent) else None,
+        wait=_since_submit(native, record) if isinstance(native, (Waiting, Running)) else None,
         code=Code(
             uri=record.code_uri,
             digest=record.code_digest,
@@ -46,6 +47,11 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
             files=record.code_files,
         ),
     )
+
+
+def _since_submit(native: Waiting | Running, record: JobRecord) -> Wait | None:
+    """Return a wait that has a time: that of the submit if the platform does not tell it."""
+    return native.wait and replace(native.wait, since=native.wait.since or record.created_at)
 
 
 def ended_elsewhere(record: ExitRecord | None, described: Mapping[str, Any]) -> Ended | None:
@@ -183,7 +189,9 @@ def _without_record(
     # If the entry itself failed, its message is the reason for all later errors.
     reasons = [line for line in lines if code == exits.ENTRY_FAILED and messages.is_reason(line)]
     texts = (*reasons[-1:], failure.message, native.reason, error)
-    message = ": ".join(text.removeprefix(messages.MARK) for text in texts if text)
+    # A platform's failure and its reason may be the same.
+    parts = dict.fromkeys(text.removeprefix(messages.MARK) for text in texts if text)
+    message = ": ".join(parts)
     failure = failure._replace(
         exit_code=code,
         message=message or "cancelled before the head could write its record",

@@ -324,10 +324,10 @@ def test_a_waiting_submit_reports_why_the_job_waits(volcano_lab: Lab, until: Cal
     lab.pod_status(pod, {"conditions": [{**reason, "message": "no room"}]})
     assert submitting.stderr is not None
     line = ""
-    while "waits" not in line:
+    while "Unschedulable" not in line:
         line = submitting.stderr.readline()
         assert line, "it has ended without output"
-    assert f"job {job} waits: Pending (node 0: Unschedulable: no room)" in line
+    assert f"job {job} waits: node 0: Unschedulable: no room" in line
     lab.begin(pod)
     lab.finish(pod)
     lab.phase(job, "Completed")

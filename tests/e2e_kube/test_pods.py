@@ -530,6 +530,7 @@ def test_an_indexed_job_without_room_for_a_node_fails_at_its_start_timeout(
     assert status["state"] == "FAILED", status
     assert status["failure"]["node"] == 1, status
     assert status["native_state"] == "Running, but its head has failed", status
+    assert "(node 1: Unschedulable: no room; " in status["failure"]["message"], status
 
 
 def test_a_head_looks_up_a_worker_until_its_name_resolves(

@@ -9,7 +9,7 @@ import contextlib
 import http.server
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -141,7 +141,7 @@ class FakeApi:
         if path in self.objects:
             return 200, self._handle_object(method, path, body)
         if method == "GET" and path.rpartition("/")[2] in _LISTED:
-            items = [item for name, item in self.objects.items() if _is_in(name, path, query, item)]
+            items = [item for name, item in self.objects.items() if is_in(name, path, query, item)]
             return 200, {"items": items, "metadata": {"resourceVersion": "1"}}
         if method == "DELETE" and path.endswith("/pods"):
             for name in [name for name in self.objects if name.startswith(f"{path}/")]:
@@ -162,14 +162,17 @@ class FakeApi:
 _LISTED = ("pods", "events", "services", "jobs", "mpijobs", "msjobs", "workloads")
 
 
-def _is_in(name: str, path: str, query: dict[str, str], item: Object) -> bool:
-    selectors = dict(part.split("=") for part in query.get("fieldSelector", "").split(",") if part)
+def is_in(name: str, path: str, query: Mapping[str, str], item: Object) -> bool:
+    """Whether an object is in a list, by its path and the list's field selector."""
     involved = item.get("involvedObject") or {}
-    return (
-        name.startswith(f"{path}/")
-        and selectors.get("involvedObject.name", involved.get("name")) == involved.get("name")
-        and selectors.get("type", item.get("type")) == item.get("type")
-    )
+    for part in filter(None, query.get("fieldSelector", "").split(",")):
+        field, _, value = part.partition("=")
+        key = field.rstrip("!")
+        parent, _, child = key.rpartition(".")
+        found = involved.get(child) if parent else item.get(key)
+        if (found == value) == field.endswith("!"):
+            return False
+    return name.startswith(f"{path}/")
 
 
 def _without(item: Any, keys: tuple[str, ...]) -> Any:

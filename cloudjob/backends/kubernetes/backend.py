@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, Event
 from cloudjob.backends.delivery import BOOT, new_ssh_key
-from cloudjob.backends.kubernetes import errors, events, kubeconfig, kueue, logs, state
+from cloudjob.backends.kubernetes import errors, events, kubeconfig, kueue, logs, state, waiting
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.client import POD, Client
 from cloudjob.backends.kubernetes.engine import Engine
@@ -40,7 +40,7 @@ from cloudjob.backends.kubernetes.request import (
     KubernetesRequest,
 )
 from cloudjob.backends.kubernetes.state import Pod
-from cloudjob.backends.native import Ended, NativeStatus, Stop, Waiting
+from cloudjob.backends.native import Ended, NativeStatus, Stop
 from cloudjob.errors import (
     BackendError,
     CloudJobError,
@@ -51,7 +51,7 @@ from cloudjob.errors import (
 )
 from cloudjob.home import locks, writing
 from cloudjob.model.progress import log_once
-from cloudjob.model.status import JobState
+from cloudjob.model.status import JobState, Wait, WaitPhase
 from cloudjob.model.submission import Submission
 from cloudjob.retries import LIMITS, Limits, OutageLimit, WaitNotices
 from jobentry.contract import paths, variables
@@ -113,7 +113,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._log_saver: threading.Thread | None = None
         self._notices = WaitNotices()
         self._waiting_s: dict[str, float] = {}
-        self._pod_states: dict[tuple[str, JobState], tuple[float, list[Pod], list[str]]] = {}
+        self._pod_states: dict[tuple[str, JobState], tuple[float, list[Pod], list[Wait]]] = {}
         # The pods of each job, by handle and uid, that the cluster was seen to end.
         self._disrupted: dict[str, dict[str, Pod]] = {}
 
@@ -251,12 +251,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             self._log_saver = None
         return status
 
-    def _status(self, handle: str, *, is_brief: bool = False) -> NativeStatus:
-        """Return the job's status.
-
-        Args:
-            is_brief: Whether to return only the state, without the reasons why the job waits.
-        """
+    def _status(self, handle: str) -> NativeStatus:
         where = _parse_handle(handle)
         client = self._client(where.cluster)
         try:
@@ -267,16 +262,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             raise
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         now = where.engine.stage(job, is_cancelled).state
-        pods: list[Pod] = []
-        reasons: list[str] = []
         if now.is_final:
-            pods, _ = logs.pods(client, self._place(where, None))
-        elif not is_brief or where.engine.reads_pods:
-            pods, reasons = self._read_pods(client, where, job, now)
-        self._note_disrupted(handle, pods)
-        if now.is_final:
-            pods = self._with_disrupted(handle, pods)
-        found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, reasons=reasons)
+            pods, waits = self._read_ended(client, where, handle, job, now)
+        else:
+            pods, waits = self._read_pods(client, where, job, now)
+            self._note_disrupted(handle, pods)
+        found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, waits=waits)
         if is_cancelled and any(pod.is_cut_off for pod in pods) and not found.state.is_final:
             # Such a pod never ends, so report it to the user who waits.
             since_s = self._waiting_s.setdefault(handle, time.monotonic())
@@ -304,19 +295,37 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def _read_pods(
         self, client: Client, where: _Handle, job: Mapping[str, Any], now: JobState
-    ) -> tuple[list[Pod], list[str]]:
+    ) -> tuple[list[Pod], list[Wait]]:
         """Return the pods of a job that has not ended, and what keeps them from running."""
         key = (str(job["metadata"]["uid"]), now)
-        at, pods, reasons = self._pod_states.get(key, (float("-inf"), [], []))
+        at, pods, waits = self._pod_states.get(key, (float("-inf"), [], []))
         if time.monotonic() < at + _REREAD_S:
-            return pods, reasons
+            return pods, waits
         pods, _ = logs.pods(client, self._place(where, None))
-        reasons = []
-        if now is JobState.PENDING and not any(pod.waiting_reason for pod in pods):
-            reasons = [kueue.reason(client, job)] if where.engine.kueue_resumes else []
-            reasons += events.reasons(client, where.engine, where.job_names, job, pods)
-        self._pod_states[key] = (time.monotonic(), pods, reasons)
-        return pods, reasons
+        pods, waits = events.explained(client, where.job_names, pods), []
+        if now is JobState.PENDING and not any(pod.is_in_trouble for pod in pods):
+            queued = kueue.wait(client, job) if where.engine.kueue_resumes else None
+            waits = events.waits(client, where.engine, where.job_names, job, pods)
+            waits = [queued, *waits] if queued else waits
+        elif now is JobState.RUNNING and _is_short(where.engine, job, pods):
+            waits = _creation(events.waits(client, where.engine, where.job_names, job, pods))
+        self._pod_states[key] = (time.monotonic(), pods, waits)
+        return pods, waits
+
+    def _read_ended(
+        self, client: Client, where: _Handle, handle: str, job: Mapping[str, Any], now: JobState
+    ) -> tuple[list[Pod], list[Wait]]:
+        """Return the pods of a job that has ended, and why others never came or were removed."""
+        pods, _ = logs.pods(client, self._place(where, None))
+        self._note_disrupted(handle, pods)
+        pods = self._with_disrupted(handle, pods)
+        if now is not JobState.FAILED:
+            return pods, []
+        pods, waits = events.explained(client, where.job_names, pods), []
+        if _is_short(where.engine, job, pods):
+            waits = events.losses(client, where.job_names)
+            waits += _creation(events.waits(client, where.engine, where.job_names, job, pods))
+        return pods, waits
 
     def _note_disrupted(self, handle: str, pods: list[Pod]) -> None:
         """Note the pods that the cluster ends: it forgets a deleted pod, and why it was drained."""
@@ -325,15 +334,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def _with_disrupted(self, handle: str, pods: list[Pod]) -> list[Pod]:
         """Return the pods of an ended job with those that the cluster has ended and deleted."""
-        # A newer pod of the same node belongs to a later attempt.
-        present = {pod.node for pod in pods}
+        # A newer pod of the same node belongs to a later attempt, unless it has never started.
+        present = {pod.node for pod in pods if pod.has_started or pod.is_over}
         noted = list(self._disrupted.get(handle, {}).values())
         return [*pods, *(pod for pod in noted if pod.node not in present)]
-
-    def waits_for(self, handle: str) -> str:
-        """Return why the job does not run yet: no room, no image, a quota."""
-        status = self._status(handle)
-        return status.native if isinstance(status, Waiting) and status.why else ""
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         if follow:
@@ -353,7 +357,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
         def has_ended() -> bool:
             try:
-                ended = self._status(handle, is_brief=True).state.is_final
+                ended = self._status(handle).state.is_final
             except JobNotFound:
                 return True
             except Unreachable as error:
@@ -517,12 +521,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         found = events.of_job(self._client(where.cluster), where.job_names)
         return [
             Event(
-                at=events.moment(item),
+                at=waiting.moment(item),
                 level="Warning" if item.get("type") == "Warning" else "Info",
                 source=f"{item['involvedObject'].get('kind')}/{item['involvedObject'].get('name')}",
                 message=f"{item.get('reason')}: {' '.join(str(item.get('message')).split())}",
             )
-            for item in sorted(found, key=events.moment)
+            for item in sorted(found, key=waiting.moment)
         ]
 
     # -- the cluster --------------------------------------------------------------------------
@@ -605,6 +609,15 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         with contextlib.suppress(errors.AccessDenied):
             for item in client.list(SERVICE.path(job_names.namespace), doing, query)["items"]:
                 client.delete(SERVICE.path(job_names.namespace, item["metadata"]["name"]), doing)
+
+
+def _is_short(engine: Engine, job: Mapping[str, Any], pods: Iterable[Pod]) -> bool:
+    """Whether a node of a job has no pod."""
+    return len({pod.node for pod in pods if pod.node is not None}) < engine.nodes(job)
+
+
+def _creation(waits: Iterable[Wait]) -> list[Wait]:
+    return [wait for wait in waits if wait.phase is WaitPhase.CREATION]
 
 
 def _listed(

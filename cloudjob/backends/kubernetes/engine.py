@@ -52,6 +52,7 @@ class Stage(NamedTuple):
         attempt_at: When the last attempt began; empty while there was only one, or if unknown.
         is_again: Whether this is not the first attempt.
         has_asked: Whether the operator itself ended the pods.
+        may_restart: Whether the operator may start the job again after a failure.
     """
 
     state: JobState
@@ -62,6 +63,7 @@ class Stage(NamedTuple):
     attempt_at: str = ""
     is_again: bool = False
     has_asked: bool = False
+    may_restart: bool = False
 
 
 class Engine(ABC):
@@ -82,6 +84,7 @@ class Engine(ABC):
         kueue_resumes: Whether Kueue manages such jobs, and resumes one that we suspend.
         queues_in_kueue: Whether ``kubernetes.queue`` is a LocalQueue of Kueue.
         optional: The fields of ``spec`` that older servers may drop.
+        size: Where a job's manifest has the number of its nodes.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Engine(ABC):
     kueue_resumes = False
     queues_in_kueue = False
     optional: tuple[str, ...] = ()
+    size: tuple[str | int, ...]
 
     @abstractmethod
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
@@ -147,6 +151,16 @@ class Engine(ABC):
     def services(self, submission: Submission, job_names: Names) -> list[dict[str, Any]]:
         """Return the services that the nodes need and the operator does not make."""
         return []
+
+    def nodes(self, job: Mapping[str, Any]) -> int:
+        """Return the number of nodes of a job; 0 if its manifest was changed so as to lack it."""
+        value: Any = job
+        try:
+            for key in self.size:
+                value = value[key]
+            return int(value)
+        except (LookupError, TypeError, ValueError):
+            return 0
 
 
 def numbered(pod: str, prefix: str) -> int | None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from cloudjob.backends.kubernetes import reasons, waiting
 from cloudjob.backends.kubernetes.client import EVENT, Client
 from cloudjob.backends.kubernetes.engine import Engine, Resource
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.backends.kubernetes.state import Pod
 from cloudjob.errors import BackendError
+from cloudjob.model.status import Wait, WaitPhase
 
 _POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
-_WARNING = "Warning"
+# The beginnings of reasons for which pods are missing: those of the Job controller, Volcano and
+# MindSpore's operator, those of JobSet, and that of the MPI operator.
+_CREATES = ("FailedCreate", "JobCreationFailed", "HeadlessServiceCreationFailed", "MPIJobFailed")
+# Events of pods that run, of which a namespace may have very many.
+_ORDINARY = ("Scheduled", "Pulling", "Pulled", "Created", "Started", "FailedScheduling", "BackOff")
 
 Event = Mapping[str, Any]
 
@@ -21,50 +28,84 @@ Event = Mapping[str, Any]
 def of_job(client: Client, job_names: Names) -> list[dict[str, Any]]:
     """Return the events of the job's objects: all of them have names that begin with its own."""
     found = client.list(EVENT.path(job_names.namespace), f"reading the events of {job_names.job}")
-    return [
-        item
-        for item in found["items"]
-        if _is_ours(str(item["involvedObject"].get("name") or ""), job_names.name)
-    ]
+    return [item for item in found["items"] if _is_ours(_object_name(item), job_names.name)]
 
 
-def moment(item: Event) -> str:
-    """Return when an event was last seen; schedulers and kubelets set different fields."""
-    series = item.get("series") or {}
-    return str(
-        series.get("lastObservedTime") or item.get("lastTimestamp") or item.get("eventTime") or ""
-    )
+def explained(client: Client, job_names: Names, pods: list[Pod]) -> list[Pod]:
+    """Return the pods, the first of them that does not start with what its events say.
+
+    Users who may not read events may still submit.
+    """
+    stuck = [pod for pod in pods if pod.wait and pod.host and not pod.is_leaving]
+    if not stuck:
+        return pods
+    first = min(stuck, key=lambda pod: (not pod.is_in_trouble, pod.node or 0, pod.name))
+    with contextlib.suppress(BackendError):
+        found = _named(client, job_names, first.name)
+        took = _pull_time(client, job_names, pods) if _is_pulling(found) else ""
+        assert first.wait is not None
+        better = replace(first, wait=waiting.with_events(first.wait, found, took))
+        return [better if pod is first else pod for pod in pods]
+    return pods
 
 
-def reasons(
+def _is_pulling(found: list[dict[str, Any]]) -> bool:
+    last = max(found, key=waiting.moment, default={})
+    return last.get("reason") == "Pulling"
+
+
+def _pull_time(client: Client, job_names: Names, pods: list[Pod]) -> str:
+    """Return how long another node has pulled the image; empty if unknown."""
+    done = next((pod for pod in pods if pod.has_started and pod.node is not None), None)
+    if done is None:
+        return ""
+    return waiting.pull_time(done.node, _named(client, job_names, done.name, ",reason=Pulled"))
+
+
+def waits(
     client: Client, engine: Engine, job_names: Names, job: Mapping[str, Any], pods: list[Pod]
-) -> list[str]:
+) -> list[Wait]:
     """Return why a job does not run if its pods give no reason, the best reason first.
 
     A reason that something newer has made obsolete is left out. Users who may not read events and
     pod groups may still submit.
     """
-    messages: list[str] = []
+    found: list[Wait] = []
     group = _group_name(engine, job_names, job)
-    scheduled_at, unschedulable = "", ""
+    scheduled_at, unschedulable = "", None
     with contextlib.suppress(BackendError):
         path = _POD_GROUP.path(job_names.namespace, group)
-        found = client.get(path, "reading the state of the queue")
-        scheduled_at, unschedulable = _of_group(found)
+        scheduled_at, unschedulable = _of_group(client.get(path, "reading the state of the queue"))
     with contextlib.suppress(BackendError):
-        messages += _of_stuck(client, job_names, pods)
-        makers = [f"{job_names.name}{suffix}" for suffix in engine.makers]
-        warnings = [w for name in makers for w in _warnings(client, job_names, name)]
-        if group != job_names.name:
-            warnings += _warnings(client, job_names, group)
-        warnings.sort(key=moment, reverse=True)
+        names = dict.fromkeys([*(f"{job_names.name}{suffix}" for suffix in engine.makers), group])
+        warnings = [item for name in names for item in _warnings(client, job_names, name)]
+        warnings.sort(key=waiting.moment, reverse=True)
         made_at = max((pod.created_at for pod in pods), default="")
-        messages += [_text(w) for w in warnings if _is_of_create(w) and _is_after(w, made_at)]
-        messages += [unschedulable]
-        messages += [
-            _text(w) for w in warnings if not _is_of_create(w) and _is_after(w, scheduled_at)
-        ]
-    return [message for message in [*messages, unschedulable] if message]
+        creates = [item for item in warnings if _is_of_create(item)]
+        others = [item for item in warnings if not _is_of_create(item)]
+        found += [_wait(WaitPhase.CREATION, item) for item in creates if _is_after(item, made_at)]
+        found += [unschedulable] if unschedulable else []
+        found += [_wait(WaitPhase.QUEUE, item) for item in others if _is_after(item, scheduled_at)]
+    return [*found, unschedulable] if unschedulable else found
+
+
+def losses(client: Client, job_names: Names) -> list[Wait]:
+    """Return why pods of a job were removed, as far as events still say so, the last one first."""
+    kinds = "".join(f",reason!={reason}" for reason in _ORDINARY)
+    query = {"fieldSelector": f"involvedObject.kind=Pod{kinds}"}
+    with contextlib.suppress(BackendError):
+        doing = f"reading why pods of {job_names.job} were removed"
+        found = client.list(EVENT.path(job_names.namespace), doing, query)["items"]
+        ours = [item for item in found if _is_ours(_object_name(item), job_names.name)]
+        known = [item for item in ours if _is_of_removal(item)]
+        known.sort(key=waiting.moment, reverse=True)
+        return [_loss(item) for item in known]
+    return []
+
+
+def _loss(item: Event) -> Wait:
+    wait = _wait(WaitPhase.STARTING, item)
+    return replace(wait, message=f"the pod {_object_name(item)} was removed: {wait.message}")
 
 
 def _group_name(engine: Engine, job_names: Names, job: Mapping[str, Any]) -> str:
@@ -73,39 +114,29 @@ def _group_name(engine: Engine, job_names: Names, job: Mapping[str, Any]) -> str
     return job_names.name + (f"-{job['metadata']['uid']}" if is_own else "")
 
 
-def _of_group(group: Mapping[str, Any]) -> tuple[str, str]:
-    """Return when a pod group was scheduled, and why it was not; at least one of them is empty."""
+def _of_group(group: Mapping[str, Any]) -> tuple[str, Wait | None]:
+    """Return when a pod group was scheduled, or why it was not."""
     conditions = [
         item
         for item in (group.get("status") or {}).get("conditions") or ()
         if item.get("status") == "True" and item.get("type") in ("Scheduled", "Unschedulable")
     ]
     # Volcano leaves the older condition true beside the newer one.
-    newest = max(
-        conditions, key=lambda item: str(item.get("lastTransitionTime") or ""), default=None
-    )
+    newest = max(conditions, key=_changed_at, default=None)
     if newest is None:
-        return "", ""
+        return "", None
     if newest["type"] == "Scheduled":
-        return str(newest.get("lastTransitionTime") or ""), ""
-    return "", _text(newest)
+        return _changed_at(newest), None
+    reason, message = str(newest.get("reason") or ""), newest.get("message")
+    return "", waiting.trouble(WaitPhase.QUEUE, _changed_at(newest), reason, message)
 
 
-def _of_stuck(client: Client, job_names: Names, pods: Iterable[Pod]) -> Iterator[str]:
-    """Yield why the container of a scheduled node does not start, for the first such node."""
-    stuck = [pod for pod in pods if pod.host and not (pod.has_started or pod.is_over)]
-    if not stuck:
-        return
-    first = min(stuck, key=lambda pod: (pod.node if pod.node is not None else -1, pod.name))
-    found = _named(client, job_names, first.name)
-    # A later event makes a warning obsolete: a volume was mounted at last.
-    last = max(found, key=lambda item: (moment(item), item.get("type") == _WARNING), default=None)
-    if last is not None and last.get("type") == _WARNING:
-        yield f"node {first.node}: {_text(last)}"
+def _changed_at(condition: Mapping[str, Any]) -> str:
+    return str(condition.get("lastTransitionTime") or "")
 
 
 def _warnings(client: Client, job_names: Names, name: str) -> list[dict[str, Any]]:
-    return _named(client, job_names, name, f",type={_WARNING}")
+    return _named(client, job_names, name, ",type=Warning")
 
 
 def _named(client: Client, job_names: Names, name: str, more: str = "") -> list[dict[str, Any]]:
@@ -119,17 +150,28 @@ def _named(client: Client, job_names: Names, name: str, more: str = "") -> list[
 
 
 def _is_of_create(warning: Event) -> bool:
-    return str(warning.get("reason") or "").startswith("FailedCreate")
+    return str(warning.get("reason") or "").startswith(_CREATES)
+
+
+def _is_of_removal(item: Event) -> bool:
+    # A tolerated taint that went away is an event of its own.
+    is_cancelled = str(item.get("message") or "").startswith("Cancelling deletion")
+    return item.get("reason") in reasons.REMOVALS and not is_cancelled
 
 
 def _is_after(warning: Event, at: str) -> bool:
     # In whole seconds: a pod may be refused in the second in which the last pod was created.
-    return not at or moment(warning)[:19] >= at[:19]
+    return not at or waiting.moment(warning)[:19] >= at[:19]
 
 
 def _is_ours(name: str, own: str) -> bool:
     return name == own or name.startswith(f"{own}-")
 
 
-def _text(item: Mapping[str, Any]) -> str:
-    return f"{item.get('reason')}: {item.get('message')}"
+def _object_name(item: Event) -> str:
+    return str(item["involvedObject"].get("name") or "")
+
+
+def _wait(phase: WaitPhase, item: Event) -> Wait:
+    since = str(item.get("firstTimestamp") or waiting.moment(item))
+    return waiting.trouble(phase, since, str(item.get("reason") or ""), item.get("message"))

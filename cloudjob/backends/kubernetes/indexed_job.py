@@ -42,6 +42,7 @@ class IndexedJob(Engine):
     queues_in_kueue = True
     # On since 1.31. Older servers drop it, and then pods that outlive the head end by themselves.
     optional = ("successPolicy",)
+    size = ("spec", "completions")
 
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
         """Return the network names of the nodes: the pods' host names in the Service's domain."""

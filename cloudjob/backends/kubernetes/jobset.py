@@ -35,6 +35,9 @@ class JobSet(Engine):
     reads_pods = True
     kueue_resumes = True
     queues_in_kueue = True
+    # The Job makes the pods.
+    makers = ("", f"-{_GROUP}-0")
+    size = ("spec", "replicatedJobs", 0, "template", "spec", "completions")
 
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
         """Return the network names of the nodes: the pods' host names in the Service's domain."""
@@ -86,11 +89,17 @@ class JobSet(Engine):
             ended_at=str(condition.get("lastTransitionTime") or ""),
             is_again=bool(status.get("restarts")),
             has_asked="Suspended" in held,
+            may_restart=bool(_restarts(job)),
         )
 
     def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
         """Return the patch that suspends the set, so that its controller deletes only the pods."""
         return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"suspend": True}}
+
+
+def _restarts(job: Mapping[str, Any]) -> int:
+    policy = (job.get("spec") or {}).get("failurePolicy") or {}
+    return int(policy.get("maxRestarts") or 0)
 
 
 def _state(

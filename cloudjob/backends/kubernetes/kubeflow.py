@@ -17,6 +17,8 @@ _BOOT = f'exec sh {ENTRY_PATH}/boot.sh "$@"'
 # All workers share one template; the name of a pod ends with its index.
 _INDEX = f"$((${{{names.MA_CURRENT_INSTANCE_NAME}##*-}} + 1))"
 
+SIZE = ("spec", "runPolicy", "schedulingPolicy", "minAvailable")
+
 
 def head_command(setup: str) -> list[str]:
     """Return the command of node 0, which runs a line of shell and starts the entry."""

@@ -13,10 +13,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cloudjob.backends.kubernetes import errors
+from cloudjob.backends.kubernetes import errors, waiting
 from cloudjob.backends.kubernetes.client import Client
 from cloudjob.backends.kubernetes.engine import KUEUE_QUEUE, Resource
 from cloudjob.errors import BackendError
+from cloudjob.model.status import Wait, WaitPhase
 
 _GROUP = "kueue.x-k8s.io"
 _GROUP_PATH = f"/apis/{_GROUP}"
@@ -56,12 +57,14 @@ class Queued(NamedTuple):
         why: Kueue's reason and message; empty if it has not looked at the job yet.
         is_admitted: Whether Kueue lets it run, so that something else keeps it from running.
         is_hopeless: Whether it will never run unless the job or the queue changes.
+        since: Since when it waits.
     """
 
     queue: str
     why: str
     is_admitted: bool = False
     is_hopeless: bool = False
+    since: str = ""
 
 
 def version(client: Client) -> str:
@@ -89,17 +92,18 @@ def has_queue(client: Client, namespace: str, name: str, served: str) -> bool:
     return True
 
 
-def reason(client: Client, job: Mapping[str, Any]) -> str:
-    """Return why Kueue has not admitted a job, with its position; empty if it has, or unknown."""
+def wait(client: Client, job: Mapping[str, Any]) -> Wait | None:
+    """Return why Kueue has not admitted a job, with its position; None if it has, or unknown."""
     with contextlib.suppress(BackendError):
         served = version(client)
         for workload in _workloads(client, job, served, "reading why the job waits"):
             queued = queued_of(workload)
             if not queued.why:
-                return ""
+                return None
             position = _position(client, workload, queued.queue)
-            return f"queue {queued.queue}: {position}{queued.why}"
-    return ""
+            text = f"queue {queued.queue}: {position}{queued.why}"
+            return waiting.trouble(WaitPhase.QUEUE, queued.since, "", text)
+    return None
 
 
 def require_hope(client: Client, job: Mapping[str, Any]) -> None:
@@ -151,7 +155,8 @@ def queued_of(workload: Mapping[str, Any]) -> Queued:
         waits.insert(0, conditions["Evicted"])
     judged = [item for item in waits if str(item.get("reason") or "") not in _UNJUDGED]
     is_hopeless = waits[-1] is quota and str(quota.get("reason")) in _HOPELESS
-    return Queued(queue, "; ".join(map(_words, judged)), is_hopeless=is_hopeless)
+    since = str(waits[0].get("lastTransitionTime") or "")
+    return Queued(queue, "; ".join(map(_words, judged)), is_hopeless=is_hopeless, since=since)
 
 
 def _is_true(conditions: Mapping[str, Mapping[str, Any]], kind: str) -> bool:

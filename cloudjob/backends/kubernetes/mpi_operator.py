@@ -40,6 +40,7 @@ class MpiOperator(Engine):
         "ended"
     )
     makers = ("", "-launcher")
+    size = kubeflow.SIZE
 
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
         """Return the network names of the nodes."""

@@ -50,6 +50,7 @@ class MsOperator(Engine):
     runs = "MindSpore's cluster"
     needs_services = True
     is_early = True
+    size = kubeflow.SIZE
 
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
         """Return the network names of the nodes: services, the operator's and ours."""

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
+from cloudjob.backends.kubernetes import reasons, waiting
 from cloudjob.backends.kubernetes.engine import Engine, Stage
 from cloudjob.backends.kubernetes.pod import CONTAINER
 from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
 from cloudjob.model import times
-from cloudjob.model.status import JobState
+from cloudjob.model.status import JobState, Wait, WaitPhase
 from jobentry.contract.exits import Failure
 
-# Normal reasons for which a container waits.
-_NORMAL_REASONS = ("ContainerCreating", "PodInitializing", "")
-_OUT_OF_MEMORY = "OOMKilled"
 _OVER = ("Succeeded", "Failed")
 _DISRUPTED = "DisruptionTarget"
-_LOST = "NodeLost"
-_AGAIN = "submit the job again"
-# What to do about a reason of the cluster for ending a pod: the reasons of the condition
-# DisruptionTarget, then those of the pod's status, then that of a container.
-_HINTS = {
-    "PreemptionByScheduler": "a pod of higher priority took its place; set "
-    "kubernetes.priority_class, or submit the job again",
-    "DeletionByTaintManager": f"its machine was drained or does not report; {_AGAIN}",
-    "EvictionByEvictionAPI": f"its machine was drained or scaled down; {_AGAIN}",
-    "DeletionByPodGC": f"its machine was removed from the cluster; {_AGAIN}",
-    "TerminationByKubelet": f"its machine ran short of memory or disk, or shut down; {_AGAIN}",
-    "Evicted": "its machine ran short of memory or disk; request what the job uses "
-    "(kubernetes.memory_gib)",
-    _LOST: f"its machine no longer reports to the cluster; {_AGAIN}",
-    "Preempting": f"its machine made room for a critical pod; {_AGAIN}",
-    _OUT_OF_MEMORY: "raise kubernetes.memory_gib, to which /dev/shm counts",
-}
-# Characters of a node's reason that are shown: a scheduler can write pages.
-_MAX_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +26,7 @@ class Pod:
     Args:
         node: None for a pod that is not a node.
         host: The name of the machine that it runs on.
-        waiting_reason: Why it does not run, if that is unusual.
+        wait: What it waits for; None if it has started or ended.
         has_started: Whether its container has run, so that there is a log.
         reason: Why the cluster ended it: ``OOMKilled``, ``Evicted``, ``PreemptionByScheduler``.
         message: The cluster's message about that.
@@ -61,7 +41,7 @@ class Pod:
     phase: str
     created_at: str
     host: str = ""
-    waiting_reason: str = ""
+    wait: Wait | None = None
     has_started: bool = False
     started_at: str = ""
     ended_at: str = ""
@@ -72,6 +52,11 @@ class Pod:
     is_leaving: bool = False
     is_cut_off: bool = False
     is_over: bool = False
+
+    @property
+    def is_in_trouble(self) -> bool:
+        """Whether it waits for something that may never come."""
+        return self.wait is not None and self.wait.is_trouble
 
     @property
     def is_lost(self) -> bool:
@@ -95,6 +80,7 @@ def pod_of(
     began = state.get("running") or ended
     resources = _of_container(spec.get("containers"), container).get("resources") or {}
     phase = str(status.get("phase") or "")
+    is_over = phase in _OVER
     # A restarted container continues to write.
     has_ended = bool(ended) and spec.get("restartPolicy") == "Never"
     reason, message = _why_ended(status, ended)
@@ -105,7 +91,7 @@ def pod_of(
         phase=phase,
         created_at=_time(metadata.get("creationTimestamp")),
         host=str(spec.get("nodeName") or ""),
-        waiting_reason=_waiting_reason(status, state),
+        wait=None if is_over else waiting.of_pod(metadata, spec, status, container),
         has_started=bool(began),
         started_at=_time(began.get("startedAt")),
         ended_at=_time(ended.get("finishedAt")),
@@ -115,7 +101,7 @@ def pod_of(
         memory=str((resources.get("limits") or {}).get("memory") or ""),
         is_leaving=bool(metadata.get("deletionTimestamp")),
         is_cut_off="running" in state and _is_cut_off(status),
-        is_over=has_ended or phase in _OVER,
+        is_over=has_ended or is_over,
     )
 
 
@@ -139,14 +125,14 @@ def status_of(
     pods: list[Pod],
     *,
     is_cancelled: bool,
-    reasons: Iterable[str] = (),
+    waits: Iterable[Wait] = (),
 ) -> NativeStatus:
     """Return the state of a job.
 
     Args:
         job: The operator's manifest with its status.
         pods: The job's pods that exist.
-        reasons: Reasons of the queue and the quota that keep the job from running.
+        waits: What the queue and the quota say, the best explanation first.
     """
     nodes = [pod for pod in pods if pod.node is not None]
     stage = engine.stage(job, is_cancelled)
@@ -154,13 +140,20 @@ def status_of(
         stage = _with_head(stage, nodes)
     if engine.reads_pods and not stage.state.is_final:
         stage = _with_pods(stage, nodes, is_cancelled=is_cancelled)
+    if not (stage.state.is_final or stage.may_restart or is_cancelled):
+        stage = _without_head(stage, nodes)
     starts = [pod.started_at for pod in nodes if pod.started_at]
-    why = "" if stage.state.is_final else _why(nodes, reasons)
-    native = f"{stage.native} ({why})" if why else stage.native
     started_at = min(starts, default="") or _time(stage.started_at) or None
-    if not stage.state.is_final:
-        return unended(stage.state, native, started_at, why)
-    return _ended(native, started_at, stage, nodes)
+    if stage.state.is_final:
+        return _ended(started_at, stage, nodes, waits)
+    found = _wait(nodes, waits)
+    native = stage.native
+    if found and found.is_trouble:
+        native = f"{stage.native} ({found.message})"
+    wait = _wait(_absent(nodes), waits)
+    if wait is None and stage.state is JobState.PENDING and not nodes:
+        wait = _without_pods(job, stage)
+    return unended(stage.state, native, started_at, wait)
 
 
 def _with_head(stage: Stage, nodes: list[Pod]) -> Stage:
@@ -197,7 +190,22 @@ def _with_pods(stage: Stage, nodes: list[Pod], *, is_cancelled: bool) -> Stage:
     return stage
 
 
-def _ended(native: str, started_at: str | None, stage: Stage, nodes: list[Pod]) -> Ended:
+def _without_head(stage: Stage, nodes: list[Pod]) -> Stage:
+    """Return the status of a job whose head did not start before a worker gave up waiting for it.
+
+    A controller waits for such a head for ever; if it starts after all, it ends soon, too.
+    """
+    ended = [pod for pod in nodes if pod.node and pod.is_over and not pod.is_leaving]
+    has_failed = any(pod.exit_code for pod in ended) and not stage.has_asked
+    heads = [pod for pod in nodes if pod.node == 0]
+    is_late = all(pod.wait for pod in heads) if heads else stage.state is JobState.PENDING
+    if not (has_failed and is_late):
+        return stage
+    native = f"{stage.native}, but its head has not started in time"
+    return stage._replace(state=JobState.FAILED, native=native)
+
+
+def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterable[Wait]) -> Ended:
     head = next((pod for pod in nodes if pod.node == 0), None)
     blamed = _blamed(nodes)
     ends = [pod.ended_at for pod in nodes if pod.ended_at]
@@ -205,17 +213,20 @@ def _ended(native: str, started_at: str | None, stage: Stage, nodes: list[Pod]) 
     code = head.exit_code if head else None
     has_failed = stage.state is JobState.FAILED
     failure = Failure(exit_code=code)
+    reason = _reason(nodes)
     if has_failed:
+        absent = _wait(_absent(nodes), waits)
+        reason = reason or (_not_started(absent) if absent else "")
         node = blamed.node if blamed else None
-        failure = failure._replace(node=node, message=_failure(stage, head, blamed))
+        failure = failure._replace(node=node, message=_failure(stage, head, blamed, reason))
     return Ended(
-        native,
+        stage.native,
         CAUSES[stage.state],
         None if stage.state is JobState.SUCCEEDED else failure,
         started_at=started_at,
         ended_at=ended_at or None,
         attempt_at=_attempt_at(stage, nodes),
-        reason=_reason(nodes),
+        reason=reason,
         # A head that was asked to end without a cancel of the job was drained or preempted; every
         # cancel is annotated on the job.
         stop=Stop.PLATFORM if stage.has_asked or has_failed else Stop.OUTSIDE,
@@ -229,44 +240,51 @@ def _attempt_at(stage: Stage, nodes: list[Pod]) -> str:
     return _time(stage.attempt_at)
 
 
-def _failure(stage: Stage, head: Pod | None, blamed: Pod | None) -> str:
+def _failure(stage: Stage, head: Pod | None, blamed: Pod | None, reason: str) -> str:
     if blamed is not None:
-        return _message(blamed)
-    if stage.has_asked or (head is not None and not head.is_leaving):
-        return stage.message
+        return reason if blamed.reason == reasons.OUT_OF_MEMORY else _message(blamed)
+    if reason or stage.has_asked or (head is not None and not head.is_leaving):
+        return stage.message or reason
     detail = f" ({stage.message})" if stage.message else ""
     return f"node 0: its pod was removed: drained, preempted or deleted{detail}"
 
 
-def _why(nodes: list[Pod], reasons: Iterable[str]) -> str:
-    """Return what keeps the job from running; empty if nothing is known to."""
-    troubles = sorted((pod.node or 0, pod.name, _trouble(pod)) for pod in nodes if _trouble(pod))
-    if troubles:
-        node, _, trouble = troubles[0]
-        more = f", and {len(troubles) - 1} more" if len(troubles) > 1 else ""
-        return f"node {node}: {trouble}{more}"
-    return next((_shortened(item) for item in reasons if item), "")
+def _wait(nodes: Iterable[Pod], given: Iterable[Wait]) -> Wait | None:
+    """Return what keeps nodes from running: their troubles, what is given, or what is normal."""
+    found = sorted(((pod.node or 0, pod.name, pod) for pod in nodes), key=itemgetter(0, 1))
+    waits = [(node, wait) for node, _, pod in found if (wait := _wait_of(pod))]
+    troubles = [item for item in waits if item[1].is_trouble]
+    for wait in () if troubles else given:
+        return wait
+    shown = troubles or waits
+    if not shown:
+        return None
+    node, first = shown[0]
+    more = f", and {len(shown) - 1} more" if len(shown) > 1 else ""
+    return replace(first, message=f"node {node}: {first.message}{more}")
 
 
-def _trouble(pod: Pod) -> str:
+def _absent(nodes: list[Pod]) -> list[Pod]:
+    return [pod for pod in nodes if not pod.has_started]
+
+
+def _wait_of(pod: Pod) -> Wait | None:
     """Return why a node does not run, or is not known to run."""
     if pod.is_cut_off:
-        return f"its machine {pod.host} no longer reports to the cluster; it may be lost"
+        text = f"its machine {pod.host} no longer reports to the cluster; it may be lost"
+        return waiting.trouble(WaitPhase.STARTING, "", "", text)
     if pod.is_leaving and pod.reason:
-        return f"{pod.reason}: {pod.message}".rstrip(": ")
-    return pod.waiting_reason
+        return waiting.trouble(WaitPhase.SCHEDULING, "", pod.reason, pod.message)
+    return pod.wait
 
 
-def _waiting_reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    waiting = state.get("waiting") or {}
-    reason = str(waiting.get("reason") or "")
-    if reason not in _NORMAL_REASONS:
-        return _shortened(f"{reason}: {waiting.get('message') or ''}".rstrip(": "))
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            reason, message = condition.get("reason") or "", condition.get("message") or ""
-            return _shortened(f"{reason}: {message}".strip(": "))
-    return ""
+def _without_pods(job: Mapping[str, Any], stage: Stage) -> Wait:
+    """Return what a job waits for that has no pods, and of which nothing else is known."""
+    since = _time(job["metadata"].get("creationTimestamp"))
+    if stage.native == "Suspended":
+        text = "it is suspended, and a queue or a user may resume it"
+        return Wait(phase=WaitPhase.QUEUE, since=since, message=text)
+    return Wait(phase=WaitPhase.CREATION, since=since, message="it has no pods yet")
 
 
 def _why_ended(status: Mapping[str, Any], ended: Mapping[str, Any]) -> tuple[str, str]:
@@ -277,12 +295,24 @@ def _why_ended(status: Mapping[str, Any], ended: Mapping[str, Any]) -> tuple[str
     """
     reason = str(status.get("reason") or _own_reason(ended))
     message = status.get("message") or ended.get("message") or ""
+    if not reason and not ended:
+        reason, message = _init_failure(status)
     if not reason and status.get("phase") != "Succeeded":
         for condition in status.get("conditions") or ():
             if condition.get("type") == _DISRUPTED and condition.get("status") == "True":
                 reason = str(condition.get("reason") or "")
                 message = condition.get("message") or ""
-    return reason, _shortened(message)
+    return reason, waiting.shortened(message)
+
+
+def _init_failure(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Return which init container has failed, with kubectl's word for it; empty if none has."""
+    for item in status.get("initContainerStatuses") or ():
+        ended = (item.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            text = f"its init container {item['name']} ended with exit code {ended['exitCode']}"
+            return f"Init:{ended.get('reason') or 'Error'}", text
+    return "", ""
 
 
 def _own_reason(ended: Mapping[str, Any]) -> str:
@@ -299,38 +329,33 @@ def _blamed(nodes: list[Pod]) -> Pod | None:
 
 
 def _reason_of(pod: Pod) -> str:
-    return pod.reason or (_LOST if pod.is_lost else "")
+    return pod.reason or (reasons.LOST if pod.is_lost else "")
 
 
 def _message(pod: Pod) -> str:
     reason = _reason_of(pod)
     if reason:
-        advice = _advice(reason)
+        advice = reasons.advice(reason)
         message = pod.message.rstrip(".") if advice else pod.message
         detail = f": {message}" if message else ""
         return f"node {pod.node} ({pod.name}): {reason}{detail}{advice}"
     return f"node {pod.node} ({pod.name}) ended with exit code {pod.exit_code}"
 
 
+def _not_started(wait: Wait) -> str:
+    hint = f"; {wait.hint}" if wait.hint else ""
+    return f"{wait.message}{hint}"
+
+
 def _reason(nodes: list[Pod]) -> str:
     """Return which nodes ran out of memory or were evicted, which the entry cannot know."""
-    full = [pod for pod in nodes if pod.reason == _OUT_OF_MEMORY]
+    full = [pod for pod in nodes if pod.reason == reasons.OUT_OF_MEMORY]
     if full:
         listed = ", ".join(f"node {pod.node} ({pod.name})" for pod in full)
         limit = f", limited to {full[0].memory}" if full[0].memory else ""
-        return f"out of memory: {listed}{limit}{_advice(_OUT_OF_MEMORY)}"
+        return f"out of memory: {listed}{limit}{reasons.advice(reasons.OUT_OF_MEMORY)}"
     ended = [pod for pod in nodes if _reason_of(pod)]
     return _message(ended[0]) if ended else ""
-
-
-def _advice(reason: str) -> str:
-    hint = _HINTS.get(reason, "")
-    return f"; {hint}" if hint else ""
-
-
-def _shortened(text: object) -> str:
-    line = " ".join(str(text).split())
-    return line if len(line) <= _MAX_CHARS else f"{line[: _MAX_CHARS - 3]}..."
 
 
 def _time(text: object) -> str:

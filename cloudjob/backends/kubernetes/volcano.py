@@ -40,6 +40,7 @@ class Volcano(Engine):
 
     name = "volcano"
     resource = RESOURCE
+    size = ("spec", "minAvailable")
 
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
         """Return the network names of the nodes, as the plugin svc makes them."""
@@ -101,6 +102,7 @@ class Volcano(Engine):
             started_at=changed_at if phase == "Running" else "",
             attempt_at=changed_at if is_again else "",
             has_asked=phase in ("Aborted", "Terminated") or bool(status.get("retryCount")),
+            may_restart=int((job.get("spec") or {}).get("maxRetry") or 0) > 1,
         )
 
     def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cloudjob.backends.native import Ended, NativeStatus, Stop, unended
 from cloudjob.backends.slurm.script import EARLY_S, JOB_NAME
-from cloudjob.model.status import JobState
+from cloudjob.model.status import JobState, Wait, WaitPhase
 from cloudjob.model.times import rfc3339
 from jobentry.contract.exits import ENTRY_FAILED, TIMED_OUT, Cause, Failure
 
@@ -350,7 +350,7 @@ def status_of(marks: Marks, facts: Facts, *, is_cancelled: bool) -> NativeStatus
     state = _STATES.get(facts.state, JobState.UNKNOWN)
     if end is None and facts.state and not state.is_final:
         started_at = started_at or rfc3339(facts.started_at) or None
-        return unended(state, _native(facts), started_at)
+        return unended(state, _native(facts), started_at, _wait(facts))
     end = end or _end(marks, facts, is_cancelled=is_cancelled)
     return Ended(
         facts.state or end.native,
@@ -498,9 +498,15 @@ def _native(facts: Facts) -> str:
     """Return Slurm's state, and why a waiting job waits."""
     if not facts.state:
         return "unknown to Slurm"
+    wait = _wait(facts)
+    return f"{facts.state} ({wait.message})" if wait else facts.state
+
+
+def _wait(facts: Facts) -> Wait | None:
     if not facts.reason or _STATES.get(facts.state) is not JobState.PENDING:
-        return facts.state
-    return f"{facts.state} ({facts.reason}: {waiting_reason(facts.reason)})"
+        return None
+    message = f"{facts.reason}: {waiting_reason(facts.reason)}"
+    return Wait(phase=WaitPhase.QUEUE, since="", message=message)
 
 
 def waiting_reason(reason: str) -> str:

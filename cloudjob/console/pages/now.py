@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 
 from nicegui import ui
@@ -13,12 +14,14 @@ from cloudjob.console.pages.frame import heading
 from cloudjob.console.pages.live import Live
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
-from cloudjob.model.status import JobState
+from cloudjob.errors import BackendError
+from cloudjob.model import summary
+from cloudjob.model.status import JobStatus
 from cloudjob.tracking import Job
 
 _LINES = 8
-# Seconds between two requests for the reason why a job waits.
-_REASON_S = 10.0
+# Seconds between two requests for what a job waits for.
+_STATUS_S = 10.0
 
 
 class NowPanel(Live):
@@ -27,7 +30,7 @@ class NowPanel(Live):
     def __init__(self, console: Console, job: Job) -> None:
         super().__init__(job)
         self._console = console
-        self._reason, self._next_reason_s = "", 0.0
+        self._wait, self._next_status_s = "", 0.0
         self._shown: Now | None = None
         # The names of the facts, and the labels with their texts.
         self._facts: Sequence[str] = ()
@@ -39,7 +42,7 @@ class NowPanel(Live):
         if status is None or status.is_over:
             self.container.clear()
             return ""
-        found = await in_thread(self._read, status.state)
+        found = await in_thread(self._read, status)
         if self._shown is None:
             self._build()
         if found != self._shown:
@@ -47,16 +50,18 @@ class NowPanel(Live):
         self._shown = found
         return ""
 
-    def _read(self, state: JobState) -> Now:
+    def _read(self, status: JobStatus) -> Now:
         log = self._console.log(self.job.id)
         # The table starts to read the log.
         rows = log.end(_LINES)
-        if state is JobState.PENDING and time.monotonic() >= self._next_reason_s:
-            self._next_reason_s = time.monotonic() + _REASON_S
-            self._reason = self.job.waits_for()
-        return now(
-            state, log.journals, log.progress(), log.main_curve(), rows, waits_for=self._reason
-        )
+        if status.wait is None:
+            self._wait = ""
+        elif time.monotonic() >= self._next_status_s:
+            self._next_status_s = time.monotonic() + _STATUS_S
+            # More than a list tells; that reports a platform that does not answer.
+            with suppress(BackendError):
+                self._wait = summary.wait(self.job.status())
+        return now(log.journals, log.progress(), log.main_curve(), rows, wait=self._wait)
 
     def _build(self) -> None:
         with self.container, ui.card().classes("panel"):

@@ -18,7 +18,6 @@ from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.request import ENGINES
-from cloudjob.backends.native import Stop
 from cloudjob.errors import BackendError, NotAuthorised, Unreachable
 from cloudjob.model import progress
 from cloudjob.model.status import JobState
@@ -554,20 +553,6 @@ def test_our_container_counts_and_not_a_sidecar_before_it(
     assert status.exit_code == 137
 
 
-@pytest.mark.parametrize("engine", ["mpi-operator", "ms-operator", "volcano", "job"])
-def test_a_job_whose_pod_was_deleted_is_not_cancelled(api: FakeApi, tmp_path: Path, engine: str):
-    """When a pod is drained or preempted, the head is terminated and records ``cancelled``."""
-    job = JobFixture(api, tmp_path, engine)
-    job.send()
-    job.mark_running(0, 1)
-    del job.api.objects[f"{PODS}/{job.pods[0]}"]
-    job.set_phase("Failed", reason="BackoffLimitExceeded", message="too often")
-
-    status = job.backend.status(job.handle)
-    assert (status.state, status.stop) == (JobState.FAILED, Stop.PLATFORM)
-    assert status.failure.message.startswith("node 0: its pod was removed")
-
-
 def test_a_host_that_is_not_ready_is_named_while_the_job_runs(job: JobFixture):
     mark_host_lost(job, 1)
 
@@ -630,18 +615,6 @@ def test_the_queues_reason_is_shown_until_the_job_is_scheduled(pending_job: JobF
     assert pending_job.native == "Pending"
 
 
-def test_a_volume_that_cannot_be_mounted_is_named(pending_job: JobFixture):
-    set_pod_group_conditions(pending_job, ("Unschedulable", "10:00:00"), ("Scheduled", "10:00:01"))
-    pending_job.pod(1)["spec"]["nodeName"] = "machine-1"
-    pod = pending_job.pods[1]
-    pending_job.record_event(pod, "Scheduled", "assigned", "10:00:01", kind="Normal")
-    pending_job.record_event(pod, "FailedMount", 'secret "x" not found', "10:00:02")
-    assert pending_job.native == 'Pending (node 1: FailedMount: secret "x" not found)'
-
-    pending_job.record_event(pod, "Pulling", "the image", "10:00:03", kind="Normal")
-    assert pending_job.native == "Pending"
-
-
 def test_a_quota_is_named_before_the_queue_until_the_pods_are_there(pending_job: JobFixture):
     set_pod_group_conditions(pending_job, ("Unschedulable", "10:00:09"))
     pending_job.record_event(pending_job.name, "FailedCreate", "exceeded quota: gpus", "10:00:02")
@@ -650,16 +623,6 @@ def test_a_quota_is_named_before_the_queue_until_the_pods_are_there(pending_job:
     for node in (0, 1):
         pending_job.pod(node)["metadata"]["creationTimestamp"] = "2026-11-21T10:00:05Z"
     assert pending_job.native == GANG
-
-
-def test_the_quota_of_the_mpi_operator_s_launcher_is_named(api: FakeApi, tmp_path: Path):
-    """A batch Job creates the launcher's pod, so the event belongs to that Job."""
-    job = JobFixture(api, tmp_path, "mpi-operator")
-    job.send()
-    job.set_phase("Created")
-    job.record_event(f"{job.name}-launcher", "FailedCreate", "exceeded quota: gpus", "10:00:02")
-
-    assert job.native == "Created (FailedCreate: exceeded quota: gpus)"
 
 
 def test_a_waiting_follower_does_not_list_events_every_second(
@@ -690,29 +653,6 @@ def preempt(job: JobFixture, node: int) -> None:
             "message": "for a pod of higher priority",
         }
     ]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_preempted_pod_is_named_although_the_cluster_has_deleted_it(
-    api: FakeApi, tmp_path: Path, engine: str
-):
-    job = JobFixture(api, tmp_path, engine)
-    job.send()
-    job.mark_running(0, 1)
-    job.set_phase("Running")
-    preempt(job, 1)
-    why = "PreemptionByScheduler: for a pod of higher priority"
-    assert job.native == f"Running (node 1: {why})"
-
-    del job.api.objects[f"{PODS}/{job.pods[1]}"]
-    job.mark_finished(0, 1)
-    job.set_phase("Failed")
-
-    status = job.backend.status(job.handle)
-    assert status.state is JobState.FAILED
-    assert status.failure.node == 1
-    expected = f"node 1 ({job.pods[1]}): {why}; a pod of higher priority"
-    assert status.failure.message.startswith(expected)
 
 
 def test_a_pod_of_an_earlier_attempt_is_not_blamed(job: JobFixture):

@@ -970,50 +970,9 @@ def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:
     )
 
 
-def volcano_status(
-    job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False, reasons: Any = ()
-):
+def volcano_status(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = False):
     """Return the status of a Volcano job."""
-    return state.status_of(
-        VOLCANO, job, list(pods), is_cancelled=is_cancelled, reasons=list(reasons)
-    )
-
-
-def test_an_unschedulable_pod_is_reported_with_the_reason():
-    """``status`` shows the reason beside the operator's state."""
-    reason = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.",
-    }
-    found = volcano_status(volcano_job("Pending"), pod_in(1, "Pending", conditions=[reason]))
-
-    assert found.state is JobState.PENDING
-    assert found.native == (
-        "Pending (node 1: Unschedulable: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu.)"
-    )
-
-
-def test_an_image_that_cannot_be_pulled_is_reported():
-    """The kubelet retries for ever, so cloudjob must report it."""
-    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling "x:1"'}}
-    found = volcano_status(
-        volcano_job("Pending"),
-        pod_in(0, "Pending", containerStatuses=[{"name": "cloudjob", "state": waiting}]),
-        pod_in(1, "Pending", containerStatuses=[{"name": "cloudjob", "state": waiting}]),
-    )
-
-    assert found.native == (
-        'Pending (node 0: ImagePullBackOff: Back-off pulling "x:1", and 1 more)'
-    )
-
-
-def test_a_job_without_pods_is_reported_with_the_quotas_message():
-    """There is no pod that could give a reason."""
-    found = volcano_status(volcano_job("Pending"), reasons=["FailedCreate: exceeded quota: gpus"])
-
-    assert found.native == "Pending (FailedCreate: exceeded quota: gpus)"
+    return state.status_of(VOLCANO, job, list(pods), is_cancelled=is_cancelled)
 
 
 def test_a_node_that_ran_out_of_memory_is_named():
@@ -1038,38 +997,6 @@ def test_an_evicted_pod_is_blamed_rather_than_pods_ended_because_of_it():
     )
     assert found.failure.node == 2
     assert found.stop is Stop.PLATFORM
-
-
-@pytest.mark.parametrize(
-    ("reason", "advice"),
-    [
-        (
-            "PreemptionByScheduler",
-            "a pod of higher priority took its place; set kubernetes.priorit",
-        ),
-        ("DeletionByTaintManager", "its machine was drained or does not report; submit the job"),
-        ("EvictionByEvictionAPI", "its machine was drained or scaled down; submit the job again"),
-        ("DeletionByPodGC", "its machine was removed from the cluster; submit the job again"),
-        ("TerminationByKubelet", "its machine ran short of memory or disk, or shut down; submit"),
-        ("NewInKubernetes2", ""),
-    ],
-)
-@pytest.mark.parametrize("code", [143, 137, None])
-def test_a_disrupted_pod_is_blamed_with_its_reason_and_what_to_do(
-    reason: str, advice: str, code: int | None
-):
-    """Each reason of the condition DisruptionTarget, and one that no version has."""
-    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "why"}
-    state_of = {"terminated": {"exitCode": code, "reason": "Error"}} if code else {}
-    containers = [{"name": "cloudjob", "state": state_of}]
-    pod_1 = pod_in(1, "Failed", conditions=[disrupted], containerStatuses=containers)
-    found = volcano_status(volcano_job("Failed"), ended(0, 1), pod_1)
-
-    expected = f"node 1 (j-worker-1): {reason}: why"
-    assert found.failure.message.startswith(f"{expected}; {advice}" if advice else expected)
-    assert found.failure.message == found.reason
-    assert bool(advice) == (found.failure.message != expected)
-    assert found.failure.node == 1
 
 
 def test_an_own_reason_is_more_specific_than_a_disruption():

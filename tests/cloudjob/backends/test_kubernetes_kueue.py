@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from cloudjob.backends.kubernetes import kueue
+from cloudjob.backends.native import Waiting
 from cloudjob.errors import BackendError
-from cloudjob.model.status import JobState
+from cloudjob.model.status import JobState, WaitPhase
 from tests.cloudjob.backends.test_kubernetes_backend import JobFixture
 from tests.support.fake_kube_api import NAMESPACE, FakeApi
 
@@ -146,7 +147,12 @@ def test_status_says_why_a_job_waits_in_its_queue(job: JobFixture) -> None:
 
     assert status.state is JobState.PENDING
     assert status.native == f"Suspended (queue research: WaitingForQuota: {NO_QUOTA})"
-    assert job.backend.waits_for(job.handle) == status.native
+    assert isinstance(status, Waiting)
+    assert status.wait is not None
+    assert (status.wait.phase, f"Suspended ({status.wait.message})") == (
+        WaitPhase.QUEUE,
+        status.native,
+    )
 
 
 def test_status_says_the_position_in_the_queue_where_the_cluster_tells_it(job: JobFixture) -> None:

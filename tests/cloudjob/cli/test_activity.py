@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from cloudjob.cli import activity as activities
 from cloudjob.cli.activity import Activity, activity
+from cloudjob.model.status import JobState, JobStatus, Wait, WaitPhase
+from cloudjob.model.times import rfc3339
 from jobentry.contract import journal
 from jobentry.contract.journal import Phase, Sample
+from tests.support.statuses import status_of
 
 
 def phase(name: str, done_bytes: int = 0, total_bytes: int = 0) -> Phase:
@@ -61,9 +65,12 @@ class Waiting:
     id = "train-1"
     nodes = 1
     reason = "no \x1b room"
+    since_s = 0.0
 
-    def waits_for(self) -> str:
-        return self.reason
+    def status(self) -> JobStatus:
+        since = rfc3339(time.time() - self.since_s)
+        wait = Wait(phase=WaitPhase.SCHEDULING, since=since, message=self.reason)
+        return status_of(state=JobState.PENDING, wait=wait)
 
 
 def test_a_long_phase_is_reported_once_with_the_platforms_reason(
@@ -80,15 +87,15 @@ def test_a_long_phase_is_reported_once_with_the_platforms_reason(
         f"job train-1 {waiting_for}",
     )
     assert (current.line(), current.news()) == (f"{waiting_for} (0 s)", "")
-    monkeypatch.setattr(activities, "_REASON_S", 0.0)
-    current._next_reason_s = 0.0
-    job.reason = "no quota: 9 MB/s"
+    monkeypatch.setattr(activities, "_STATUS_S", 0.0)
+    current._next_status_s = 0.0
+    job.reason, job.since_s = "no quota: 9 MB/s", 90.5
     waiting_for = "waits: no quota: 9 MB/s"
     assert (current.line(), current.news()) == (
-        f"{waiting_for} (0 s)",
+        f"{waiting_for} (1 min 30 s)",
         f"job train-1 {waiting_for}",
     )
-    assert (current.line(), current.news()) == (f"{waiting_for} (0 s)", "")
+    assert (current.line(), current.news()) == (f"{waiting_for} (1 min 30 s)", "")
 
     current.add(0, [journal.dump(entry) for entry in (phase("package"), Sample(at=1.0))])
     fetching = "fetching the package"
@@ -103,3 +110,15 @@ def test_a_long_phase_is_reported_once_with_the_platforms_reason(
     assert (current.line(), current.news()) == (f"{half} (0 s)", f"job train-1, {half}")
     current.add(0, [journal.dump(phase("package")._replace(ended_at=105.0))])
     assert (current.line(), current.news()) == ("", "")
+
+
+def test_what_a_missing_node_waits_for_is_shown_while_the_head_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(activities, "_QUIET_S", 0.0)
+    job: Any = Waiting()
+    job.nodes = 2
+    current = Activity(job)
+    current.add(0, [journal.dump(phase("bring-up"))])
+
+    assert current.line() == "waiting for node 1: no \\x1b room (0 s)"

@@ -8,7 +8,6 @@ import pytest
 
 from cloudjob.console.log_table import Curve
 from cloudjob.console.now import Now, now, spark_path
-from cloudjob.model.status import JobState
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.training import Count, Training
 from jobentry.contract import journal
@@ -19,14 +18,13 @@ def shown(
     training: Training | None = None,
     *samples: Sample,
     curve: Curve | None = None,
-    state: JobState = JobState.RUNNING,
     rows: tuple[dict[str, Any], ...] = (),
-    waits_for: str = "",
+    wait: str = "",
 ) -> Now:
     journals = Journals()
     for node, sample in enumerate(samples):
         journals.add(node, [journal.dump(sample).rstrip()])
-    return now(state, journals, training or Training(), curve, rows, waits_for=waits_for)
+    return now(journals, training or Training(), curve, rows, wait=wait)
 
 
 def test_progress_time_left_and_speed_are_those_of_the_training():
@@ -92,11 +90,8 @@ def test_a_silence_is_shown_once_it_is_long(quiet_s: int, texts: list[tuple[str,
     assert shown(None, sample).facts == texts
 
 
-def test_why_a_job_waits_is_shown_until_it_runs():
-    pending = shown(state=JobState.PENDING, waits_for="Priority\x1b[31m")
-
-    assert pending.facts == [("Waits for", "Priority")]
-    assert shown(waits_for="Priority").facts == []
+def test_what_a_job_waits_for_is_shown():
+    assert shown(wait="Priority\x1b[31m").facts == [("Waits", "Priority")]
 
 
 def test_the_last_lines_have_the_marks_of_their_ranks():

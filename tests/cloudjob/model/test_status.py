@@ -12,6 +12,8 @@ from cloudjob.model.status import (
     JobState,
     Phase,
     SlowRanks,
+    Wait,
+    WaitPhase,
     from_json,
     is_current,
     to_json,
@@ -50,6 +52,7 @@ FAILED = status_of(
         message="rank 1 is stuck",
         details=("ranks 0,2 wait for that",),
     ),
+    wait=Wait(phase=WaitPhase.PULLING, since="2026-01-01T00:00:01.000Z", message="the image"),
 )
 
 
@@ -90,6 +93,7 @@ def test_a_running_job_as_json():
         "hang": None,
         "attempt": None,
         "slow": None,
+        "wait": None,
     }
 
 
@@ -98,7 +102,7 @@ def test_a_failed_job_as_json():
     shown = to_json(FAILED)
 
     assert json.loads(json.dumps(shown)) == shown
-    assert from_json(shown).slow == FAILED.slow
+    assert (from_json(shown).slow, from_json(shown).wait) == (FAILED.slow, FAILED.wait)
     assert shown["failure"] == {
         "node": 1,
         "host": "node-1",
@@ -132,7 +136,7 @@ def test_what_is_written_by_this_version_is_current(status):
     assert is_current(json.loads(json.dumps(to_json(status))))
 
 
-@pytest.mark.parametrize("part", ["", "failure", "code", "hang", "slow", "phases"])
+@pytest.mark.parametrize("part", ["", "failure", "code", "hang", "slow", "wait", "phases"])
 def test_what_other_versions_have_written_is_not_current(part):
     """A list prints current values as they are, so every part must have exactly today's keys."""
     for change in ({"new": 1}, None):

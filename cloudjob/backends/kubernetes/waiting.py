@@ -1,0 +1,135 @@
+"""What a pod waits for before its container starts. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cloudjob.backends.kubernetes import reasons
+from cloudjob.model import summary, times
+from cloudjob.model.status import Wait, WaitPhase
+
+# Normal reasons for which a container waits.
+_NORMAL_REASONS = ("ContainerCreating", "PodInitializing", "")
+_MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_WARNING = "Warning"
+# Characters of a reason that are shown: a scheduler can write pages.
+_MAX_CHARS = 300
+# A duration as Go writes it: "1m31.5s", "350ms".
+_DURATION = re.compile(r" in ((?:[0-9.]+(?:h|ms|m|s))+)", re.ASCII)
+_PART = re.compile(r"([0-9.]+)(h|ms|m|s)", re.ASCII)
+_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_QUOTED = re.compile(r'"([^"]+)"')
+
+
+def of_pod(
+    metadata: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any], container: str
+) -> Wait | None:
+    """Return what a pod waits for, as far as it says so itself; None if it has started or ended.
+
+    Args:
+        container: The name of our container.
+    """
+    own = [item for item in status.get("containerStatuses") or () if item.get("name") == container]
+    if any({"running", "terminated"} & set(item.get("state") or ()) for item in own):
+        return None
+    items = {item.get("type"): item for item in status.get("conditions") or ()}
+    scheduled = items.get("PodScheduled") or {}
+    since = str(scheduled.get("lastTransitionTime") or metadata.get("creationTimestamp") or "")
+    before = [*(status.get("initContainerStatuses") or ()), *own]
+    for item in before:
+        waiting = (item.get("state") or {}).get("waiting") or {}
+        reason = str(waiting.get("reason") or "")
+        if reason not in _NORMAL_REASONS:
+            phase = WaitPhase.PULLING if "Image" in reason else WaitPhase.STARTING
+            return trouble(phase, since, reason, waiting.get("message"))
+    if scheduled.get("status") == "False":
+        reason = str(scheduled.get("reason") or "")
+        return trouble(WaitPhase.SCHEDULING, since, reason, scheduled.get("message"))
+    host = str(spec.get("nodeName") or "")
+    if not host:
+        return _normal(WaitPhase.SCHEDULING, since, "waiting for the scheduler")
+    running = [item["name"] for item in before if "running" in (item.get("state") or {})]
+    if running:
+        text = f"its init container {running[-1]} runs on {host}"
+        return _normal(WaitPhase.STARTING, since, text)
+    if (items.get("PodReadyToStartContainers") or {}).get("status") == "False":
+        text = f"{host} prepares its volumes and its network"
+        return _normal(WaitPhase.MOUNTING, since, text)
+    return _normal(WaitPhase.STARTING, since, f"{host} starts its container")
+
+
+def with_events(wait: Wait, events: Iterable[Mapping[str, Any]], took: str) -> Wait:
+    """Return what a scheduled pod waits for, with what its events say.
+
+    Args:
+        took: Which node has pulled the same image, and in which time; empty if none has.
+    """
+    found = sorted(events, key=lambda item: (moment(item), item.get("type") == _WARNING))
+    if not found:
+        return wait
+    if wait.is_trouble:
+        return _with_pull_error(wait, found)
+    # A later event makes a warning obsolete: a volume was mounted at last.
+    last = found[-1]
+    reason, message = str(last.get("reason") or ""), str(last.get("message") or "")
+    if last.get("type") == _WARNING:
+        phase = WaitPhase.MOUNTING if reason in _MOUNTS else wait.phase
+        return trouble(phase, moment(last), reason, message)
+    if reason == "Pulling":
+        image = _QUOTED.search(message)
+        text = f"pulling the image {image[1]}" if image else message
+        more = f" ({took})" if took else ""
+        return _normal(WaitPhase.PULLING, moment(last), text + more)
+    return wait
+
+
+def _with_pull_error(wait: Wait, found: list[Mapping[str, Any]]) -> Wait:
+    """Add why an image was not pulled, which kubelets tell only in an event while they pause."""
+    errors = [str(item.get("message")) for item in found if item.get("reason") == "Failed"]
+    pulls = [text for text in errors if text.startswith("Failed to pull image")]
+    if wait.phase is not WaitPhase.PULLING or not pulls or "ErrImagePull" in wait.message:
+        return wait
+    return replace(wait, message=shortened(f"{wait.message.partition(': ')[0]}: {pulls[-1]}"))
+
+
+def pull_time(node: int | None, events: Iterable[Mapping[str, Any]]) -> str:
+    """Return how long a node has pulled its image: ``node 0 took 31 s``; empty if unknown."""
+    for item in events:
+        found = _DURATION.search(str(item.get("message") or ""))
+        if item.get("reason") == "Pulled" and found:
+            seconds = sum(float(n) * _UNITS_S[unit] for n, unit in _PART.findall(found[1]))
+            return f"node {node} took {summary.span(seconds)}"
+    return ""
+
+
+def moment(item: Mapping[str, Any]) -> str:
+    """Return when an event was last seen; schedulers and kubelets set different fields."""
+    series = item.get("series") or {}
+    return str(
+        series.get("lastObservedTime") or item.get("lastTimestamp") or item.get("eventTime") or ""
+    )
+
+
+def trouble(phase: WaitPhase, since: str, reason: str, message: object) -> Wait:
+    """Return a wait for something that may never come by itself."""
+    text = str(message or "")
+    return Wait(
+        phase=phase,
+        since=times.normalised(since),
+        message=shortened(f"{reason}: {text}".strip(": ")),
+        hint=reasons.hint(reason, text),
+        is_trouble=True,
+    )
+
+
+def _normal(phase: WaitPhase, since: str, message: str) -> Wait:
+    return Wait(phase=phase, since=times.normalised(since), message=message)
+
+
+def shortened(text: object) -> str:
+    """Return a text as one line of limited length."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= _MAX_CHARS else f"{line[: _MAX_CHARS - 3]}..."
