@@ -49,6 +49,17 @@ const texts = ({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0,
 axe.run(document, { resultTypes: ["violations"] })
   .then(({ violations }) => done(violations.flatMap(texts)));
 """
+# Remembers the notifications that the browser shows.
+NOTES = """
+window.notes = [];
+window.Notification = class extends Notification {
+  constructor(title, options) {
+    super(title, options);
+    window.notes.push([title, options.body]);
+  }
+};
+"""
+CANCELLED = "cancelled: the job was sent SIGTERM"
 # The contrast of the texts of the first chart with the panel behind them.
 CONTRAST = """
 const { chart } = getElement(+document.querySelector("[_echarts_instance_]").id.slice(1));
@@ -189,6 +200,30 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
     poll(lambda: page.text.partition(" s · submitted")[0] != duration, "a fresh duration")
     page.click(".q-dialog button", "Cancel")
     page.shows("CANCELLED")
+
+
+def test_the_list_says_that_a_job_hangs_and_the_browser_says_that_it_has_ended(
+    home: Path, tmp_path: Path, open_page: OpenPage
+):
+    folder = tmp_path / "stuck"
+    folder.mkdir()
+    (folder / "train.py").write_text("import threading\nprint('go')\nthreading.Event().wait()\n")
+    (folder / "cloudjob.yaml").write_text("hang: {scale: 0.01}\nlauncher: python\n")
+    done = run(home, "submit", "--detach", "--name", "stuck", "train.py", cwd=folder)
+    job = done.stdout.strip().rpartition("/")[2]
+    page = open_page(home)
+    page.shows(job, "hangs: rank 0 on node 0 is stuck at train.py:3")
+    page.driver.execute_cdp_cmd(
+        "Browser.grantPermissions", {"permissions": ["notifications"], "origin": page.base}
+    )
+    page.open(f"/job/{job}")
+    page.script(NOTES)
+    page.click("button", "Notify me")
+    page.shows("The browser will tell you when the job has ended")
+    assert run(home, "cancel", "--now", job).returncode == 0
+
+    page.await_true("window.notes.length === 1")
+    assert page.script("return window.notes[0]") == ["stuck: CANCELLED", CANCELLED]
 
 
 CHARTS = (
