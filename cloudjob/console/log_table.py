@@ -340,6 +340,21 @@ class LogTable:
         first = found.total - count + len(found.unfinished_rows)
         return [*self.page(Selection(), first, found.total).rows, *found.unfinished_rows][-count:]
 
+    def last_lines(self) -> dict[int, str]:
+        """Return the last line of each rank that has one among the last lines of the log."""
+        self.keep_reading()
+        with self._lock:
+            if self._is_closed:
+                return {}
+            newest = islice(self._newest_first(), _TRAINING_LINES)
+            pairs = [(line.rank, line.data) for _, _, line in newest]
+            open_lines = [(rank, data) for (_, rank), data in self._open.items()]
+        found: dict[int, str] = {}
+        for rank, data in (*open_lines, *pairs):
+            if rank is not None and rank not in found:
+                found[rank] = _shortened(displayable_line(data))
+        return found
+
     def progress(self) -> Training:
         """Return how far the training is, by the last lines of the lowest rank that says so."""
         self.keep_reading()

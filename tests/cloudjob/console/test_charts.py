@@ -415,6 +415,22 @@ def test_a_failure_is_marked_at_the_last_step_of_its_rank_or_at_its_time(by_time
     assert chart.option["xAxis"]["max"] == max(at, 9)
 
 
+def test_a_table_has_the_rank_that_failed_first_its_node_and_the_last_line_of_each():
+    rows = charts.rank_rows(FAILED, recorded(*NODES), {0: 7}, {1: "bye"})
+
+    assert (rows[0]["rank"], rows[0]["state"], rows[0]["line"]) == (1, "failed first", "bye")
+    assert {row["rank"]: row["step"] for row in rows}[0] == 7
+
+
+def test_the_cells_of_a_node_with_several_ranks_are_in_its_row():
+    status = status_of(procs_per_node=2)
+    chart = charts.rank_grid(status, recorded(Sample(1.0, ranks=(rank(0, 1),))), "threads")
+
+    assert chart
+    assert chart.option["yAxis"]["data"] == ["node 0"]
+    assert len(chart.option["xAxis"]["data"]) == 2
+
+
 def test_a_failure_is_marked_in_the_resources():
     journals = recorded(Sample(110.0, memory=(512, 1024)))
     [chart] = charts.resources(journals, FAILED)
