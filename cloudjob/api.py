@@ -387,6 +387,11 @@ def _as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+def running_hangs(rows: Sequence[tuple[JobStatus, Job | None]]) -> dict[str, str]:
+    """Return how running jobs hang, by id, for a list of jobs."""
+    return tracking.running_hangs(rows)
+
+
 def remove_orphans() -> list[str]:
     """Remove leftovers of killed submits in the engine and on clusters; return the jobs' ids."""
     return tracking.remove_orphans(home())

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
+import sys
+import threading
 from typing import NoReturn
 
 import cloudjob
@@ -14,7 +17,7 @@ from cloudjob.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
@@ -31,11 +34,16 @@ def _console(options: argparse.Namespace) -> int:
     with _extra("starting the console"):
         from cloudjob.console.server import serve
 
-    def ready(link: str) -> None:
+    def ready(link: str, new_link: Callable[[], str]) -> None:
         port = link.split(":")[2].partition("/")[0]
         print_message(f"the console runs until Ctrl-C; open this link, which works once:\n  {link}")
         if options.no_open:
             print_message(f"from another machine: ssh -N -L {port}:127.0.0.1:{port} HOST")
+        if sys.stdin is not None and os.isatty(0):
+            print_message("for another browser: press Enter for a new link")
+            # In the background, reading fails instead of stopping the console.
+            signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+            threading.Thread(target=_print_links, args=(new_link,), daemon=True).start()
 
     # With the default handlers, the console's temporary folder would be left behind.
     signal.signal(signal.SIGTERM, _end)
@@ -50,6 +58,14 @@ def _console(options: argparse.Namespace) -> int:
             hint="choose another one with --port, or 0 for a free one",
         ) from error
     return 0
+
+
+def _print_links(new_link: Callable[[], str]) -> None:
+    """Print a new link whenever the user presses Enter."""
+    with contextlib.suppress(OSError):
+        # ``sys.stdin`` has a lock that its reader would hold when the console ends.
+        while os.read(0, 1024):
+            print_message(f"this link works once:\n  {new_link()}")
 
 
 def _end(number: int, _frame: object) -> NoReturn:

@@ -37,7 +37,7 @@ from cloudjob.cli.options import (
     number_list,
     whole_number,
 )
-from cloudjob.cli.status import print_status, report, running_hangs, status_json
+from cloudjob.cli.status import headline, print_status, report, status_json
 from cloudjob.cli.tables import print_fitting, print_table
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model import grid
@@ -218,7 +218,10 @@ def _ended(job: cloudjob.Job | cloudjob.Sweep, *, is_json: bool) -> list[JobStat
     """Wait for a job or a sweep, and show how it ended."""
     if isinstance(job, cloudjob.Sweep):
         return sweeps.follow(job, sweeps.StatusPrinter())
-    status = job.wait()
+    from cloudjob.cli.live import waiting
+
+    with waiting(lambda: headline(job.last_status) if job.last_status else f"job {job.id}"):
+        status = job.wait()
     if not is_json:
         report(status)
         explain_failure(job, status)
@@ -300,7 +303,7 @@ def _print_jobs(
     headers = ("JOB", "STATE", "BACKEND", "NODES", "RANKS", "AGE", "DURATION", *more, "REASON")
     cells = []
     rows = _rows(found if height is None else found[: max(1, height)])
-    hangs = running_hangs(rows) if asks_nodes else {}
+    hangs = cloudjob.api.running_hangs(rows) if asks_nodes else {}
     for each, job in rows:
         ranks = each.nodes * each.procs_per_node or "?"
         added = [job.submitted_by if job else ""] if options.store else []
@@ -519,8 +522,12 @@ def _print_outputs(found: cloudjob.Outputs) -> None:
 def _fetch_outputs(found: cloudjob.Outputs, folder: Path) -> None:
     from cloudjob.cli.live import Transfers
 
+    is_new = not folder.exists()
     with Transfers("fetched") as transfers:
         files = found.download(folder, on_progress=transfers.report)
+    if is_new and folder.is_dir():
+        # Neither git nor the package of the next job takes what a job has made.
+        (folder / ".gitignore").write_text("*\n")
     for file in files:
         print_name(str(folder / file.name))
         if file.is_incomplete:

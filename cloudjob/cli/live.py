@@ -13,7 +13,7 @@ from cloudjob.model.text import size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console, Group
     from rich.live import Live
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Seconds between two updates: of lines, of a bar, and of messages about a transfer in a file.
 _LINES_S, _BAR_S, _MESSAGE_S = 0.5, 0.1, 10.0
+# Seconds between two states of what a command waits for.
+_WAIT_S = 1.0
 # Shorter transfers are not shown.
 _QUIET_S = 1.0
 # The least columns of a terminal on which a bar shows the speed and the time left.
@@ -130,6 +132,28 @@ class LiveLines:
             text.no_wrap, text.overflow = True, "ellipsis"
         # The empty line puts the cursor below the lines, so that an echoed ^C is not part of them.
         return Group(*shown, "")
+
+
+@contextlib.contextmanager
+def waiting(line: Callable[[], str]) -> Iterator[None]:
+    """Show a line on the terminal of stderr while the caller waits, as it is every second."""
+    if not is_terminal(2):
+        yield
+        return
+    has_ended = threading.Event()
+    with LiveLines(2) as lines:
+
+        def show() -> None:
+            while not has_ended.wait(_WAIT_S):
+                lines.show([line().encode()])
+
+        thread = threading.Thread(target=show, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            has_ended.set()
+            thread.join()
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -6,9 +6,8 @@ import time
 
 from cloudjob.cli.messages import print_message
 from cloudjob.cli.tables import print_table
-from cloudjob.errors import CloudJobError
 from cloudjob.model import summary
-from cloudjob.model.status import Cause, JobState
+from cloudjob.model.status import Cause
 from cloudjob.model.status import to_json as status_json
 from cloudjob.model.text import counted, one_line, size_text
 from cloudjob.model.times import local, seconds_of
@@ -17,24 +16,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import cloudjob
     from cloudjob.model.status import Failure, JobStatus, Phase
 
-__all__ = ["print_status", "report", "running_hangs", "status_json", "transferred"]
+__all__ = ["headline", "print_status", "report", "status_json", "transferred"]
 
 # With more nodes, the table of phases shows only node 0 and unfinished phases.
 _MAX_NODES = 8
-# The running jobs that a list asks how they hang, all at the same time.
-_MAX_ASKED = 16
 # Lines of the stacks of a crash; the thread that crashed comes first.
 _MAX_STACK_LINES = 15
 
 
 def report(status: JobStatus) -> None:
     """Print how a job ended on stderr: which rank of which node failed, and why."""
-    print_message(f"job {status.job}: {_verdict(status)}")
+    print_message(headline(status))
     for line in _reason(status):
         print_message(f"  {one_line(line)}")
+
+
+def headline(status: JobStatus) -> str:
+    """Return the state of a job, and for how long it has run or ran."""
+    return f"job {status.job}: {_verdict(status)}"
 
 
 def _verdict(status: JobStatus) -> str:
@@ -55,28 +56,6 @@ def _reason(status: JobStatus) -> list[str]:
     if len(failure.stack_lines) > len(stacks):
         stacks = (*stacks, "… `status --json` has the stacks of all threads")
     return [*lines, *stacks, *(f"| {line}" for line in failure.last_lines)]
-
-
-def running_hangs(rows: Sequence[tuple[JobStatus, cloudjob.Job | None]]) -> dict[str, str]:
-    """Return how running jobs hang, by id: of the first few that run, as each is asked."""
-    running = [job for status, job in rows if job and status.state is JobState.RUNNING]
-
-    def hang_of(job: cloudjob.Job) -> str:
-        try:
-            hang = job.latest().hang_at(time.time())
-        except CloudJobError:
-            # The row already says that the platform does not answer, or the next status does.
-            return ""
-        return f"hangs: {hang.message}" if hang else ""
-
-    if not running:
-        return {}
-    from concurrent.futures import ThreadPoolExecutor
-
-    chosen = running[:_MAX_ASKED]
-    with ThreadPoolExecutor(_MAX_ASKED) as pool:
-        texts = pool.map(hang_of, chosen)
-        return {job.id: text for job, text in zip(chosen, texts, strict=True) if text}
 
 
 def _hang(status: JobStatus) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ def _keys(values: Mapping[str, Any], *location: str) -> Iterable[str]:
 
 def check(layer: Layer) -> Layer:
     """Reduce a layer to its valid values, add its errors, and resolve its paths."""
-    values = {**_with_plain_retries(layer), **_named_secrets(layer)}
+    values = {**_with_plain_retries(layer), **_named_secrets(layer), **_local_inputs(layer)}
     # Report errors in the order of the file, which is that of the origins.
     order = {key: number for number, key in enumerate(layer.origins)}
     values, wrong = valid_part(values)
@@ -122,6 +123,24 @@ def _named_secrets(layer: Layer) -> dict[str, dict[str, str]]:
     for index, name in enumerate(names):
         layer.origins[f"secrets.{name}"] = layer.origins[f"secrets[{index}]"]
     return {"secrets": dict.fromkeys(names, "")}
+
+
+def _local_inputs(layer: Layer) -> dict[str, dict[str, Any]]:
+    """Return the inputs of a layer, those that are paths of this machine as URIs."""
+    inputs = layer.values.get("inputs")
+    if not isinstance(inputs, Mapping):
+        return {}
+
+    def uri(place: object) -> object:
+        is_path = isinstance(place, str) and place.startswith(("/", "./", "../"))
+        if not is_path and place not in (".", ".."):
+            return place
+        from urllib.parse import quote_from_bytes
+
+        path = os.path.normpath(layer.folder / str(place))
+        return f"file://{quote_from_bytes(os.fsencode(path))}"
+
+    return {"inputs": {name: uri(place) for name, place in inputs.items()}}
 
 
 def _places_of_secrets(layer: Layer, secrets: Mapping[str, str]) -> Iterator[tuple[str, str]]:

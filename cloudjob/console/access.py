@@ -52,12 +52,12 @@ class Access:
         self._hosts = {f"{host}:{port}" for host in ("127.0.0.1", "localhost")}
         # The prefix ``__Host-`` would need TLS; path, domain and flags still meet its rules.
         self._cookie = f"cloudjob-console-{port}"
-        self._token: str | None = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._token: str | None = None
         self._session = secrets.token_urlsafe(_TOKEN_BYTES)
 
-    @property
-    def login_path(self) -> str:
-        """The path and query of the link, which works once."""
+    def new_login_path(self) -> str:
+        """Return the path and query of a new link, which works once; the one before is invalid."""
+        self._token = secrets.token_urlsafe(_TOKEN_BYTES)
         return f"{LOGIN}?token={self._token}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +93,7 @@ class Access:
             return answer
         return PlainTextResponse(
             "open the link that `cloudjob console` printed; it works once.\n"
-            "If it was used already, stop that command and start it again.\n",
+            "If it was used already, press Enter there for a new one, or start it again.\n",
             _UNAUTHORIZED,
         )
 

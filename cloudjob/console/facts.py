@@ -110,6 +110,8 @@ def texts_of(values: Mapping[str, Any], *, keeps_empty: bool = True) -> dict[str
         if isinstance(value, Mapping):
             texts = texts_of(value, keeps_empty=keeps_empty or key in VARIABLE_FIELDS)
             found.update({f"{key}.{name}": text for name, text in texts.items()})
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(e, str) for e in value):
+            found[key] = shlex.join(value)
         elif value not in (None, []) and (keeps_empty or value != ""):
             is_plain = isinstance(value, str) and value and not value.startswith('"')
             found[key] = value if is_plain else json.dumps(value, ensure_ascii=False)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +18,15 @@ from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import grid, times
 from cloudjob.model.status import JobStatus
 from cloudjob.model.summary import reason
-from cloudjob.tracking import leftovers, with_status
+from cloudjob.store.parallel import start_call
+from cloudjob.tracking import Job, leftovers, running_hangs, with_status
 from cloudjob.tracking.lookup import attach
 
 # Longer reasons are cut; the page of the job shows them in full.
 _REASON_CHARS = 400
 _REFRESH_S = 2.0
+# Seconds between two questions whether jobs hang.
+_ASK_S = 10.0
 # The rows that are read before all others.
 _FIRST_ROWS = 200
 # The thread pauses after this many seconds without a request from a page.
@@ -55,6 +61,10 @@ class JobList:
         self._ended: set[str] = set()
         self._versions: dict[str, int] = {}
         self._version = 0
+        # How jobs hang, by id; what is asked at present; and when to ask again.
+        self._hangs: Mapping[str, str] = {}
+        self._asked: Future[dict[str, str]] | None = None
+        self._next_ask_s = 0.0
         self._error = ""
         self._requested_at_s = 0.0
         self._changed = threading.Condition()
@@ -108,7 +118,11 @@ class JobList:
         if query_platforms and active:
             leftovers.remove(self._home)
             queried = with_status(self._home, active, backend_settings)
-            rows = {job.id: row_of(status, job.submitted_by) for job, status in queried}
+            self._ask([(status, job) for job, status in queried])
+            rows = {
+                job.id: row_of(status, job.submitted_by, self._hangs.get(job.id, ""))
+                for job, status in queried
+            }
         fresh = {
             record.job: rows.get(record.job)
             or self._current_row(record)
@@ -126,6 +140,14 @@ class JobList:
             self._rows = fresh
             self._changed.notify_all()
 
+    def _ask(self, jobs: Sequence[tuple[JobStatus, Job]]) -> None:
+        """Ask the running jobs now and then how they hang, which may take seconds."""
+        if self._asked and self._asked.done():
+            self._hangs, self._asked = self._asked.result(), None
+        if not self._asked and time.monotonic() >= self._next_ask_s:
+            self._asked = start_call(partial(running_hangs, jobs))
+            self._next_ask_s = time.monotonic() + _ASK_S
+
     def _current_row(self, record: JobRecord) -> Row | None:
         """Return the present row of a job, unless the records have a newer, final status."""
         is_older = bool(record.final_json) and record.job not in self._ended
@@ -141,8 +163,12 @@ class JobList:
             return row_of(job.unknown(error.message), job.submitted_by)
 
 
-def row_of(status: JobStatus, submitted_by: str = "") -> Row:
-    """Return the row of a job; times are in seconds since 1970, or 0 if not reached yet."""
+def row_of(status: JobStatus, submitted_by: str = "", hang: str = "") -> Row:
+    """Return the row of a job; times are in seconds since 1970, or 0 if not reached yet.
+
+    Args:
+        hang: How it hangs; empty if it does not, or nobody knows.
+    """
     started = times.seconds_of(status.started_at or "")
     ended = times.seconds_of(status.ended_at or "")
     return {
@@ -159,5 +185,5 @@ def row_of(status: JobStatus, submitted_by: str = "") -> Row:
         "started": started,
         "ended": ended,
         "exit_code": status.exit_code,
-        "reason": displayable(reason(status)[:_REASON_CHARS]),
+        "reason": displayable((hang or reason(status))[:_REASON_CHARS]),
     }

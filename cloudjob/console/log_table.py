@@ -38,7 +38,7 @@ MAX_CHARS = 4000
 _UNWATCHED_S = 60.0
 # Seconds before a log that could not be read is read again.
 _RETRY_S = 10.0
-# The number of blocks that are searched at a time, and the time limit of a search for a page.
+# The number of blocks that are read at a time, and the time limit of a search for a page.
 _STEP_BLOCKS, _SEARCH_S = 64, 0.1
 # The number of lines, from the end, that are compared with the failure.
 _FAILURE_LINES = 20_000
@@ -54,6 +54,8 @@ _OTHER_SETS = re.compile(r"val|test|eval", re.IGNORECASE)
 _MAX_SELECTIONS = 8
 # The number of unfinished lines that a page shows below the others.
 _MAX_UNFINISHED = 16
+# The characters of the mark of a rank, and no character, with which every text begins.
+_MARK = b"[0123456789]+ "
 # Blocks of whole lines with the marks of their ranks. Lines are numbered from 1; ``first`` is that
 # of the block's first line, and ``at`` is in seconds since 1970, 0 if unknown.
 _SCHEMA = """
@@ -338,6 +340,21 @@ class LogTable:
         first = found.total - count + len(found.unfinished_rows)
         return [*self.page(Selection(), first, found.total).rows, *found.unfinished_rows][-count:]
 
+    def last_lines(self) -> dict[int, str]:
+        """Return the last line of each rank that has one among the last lines of the log."""
+        self.keep_reading()
+        with self._lock:
+            if self._is_closed:
+                return {}
+            newest = islice(self._newest_first(), _TRAINING_LINES)
+            pairs = [(line.rank, line.data) for _, _, line in newest]
+            open_lines = [(rank, data) for (_, rank), data in self._open.items()]
+        found: dict[int, str] = {}
+        for rank, data in (*open_lines, *pairs):
+            if rank is not None and rank not in found:
+                found[rank] = _shortened(displayable_line(data))
+        return found
+
     def progress(self) -> Training:
         """Return how far the training is, by the last lines of the lowest rank that says so."""
         self.keep_reading()
@@ -442,16 +459,14 @@ class LogTable:
             return range(1, self._count + 1), self._count
         searched, found = self._selected.pop(which, (0, array("L")))
         end_s = time.monotonic() + (math.inf if is_whole else _SEARCH_S)
-        while searched < self._count:
-            values = {"node": which.node, "searched": searched, "most": _STEP_BLOCKS}
-            rows = self._db.execute(_FROM, values).fetchall()
-            for first, _, _, data in rows:
-                found.extend(first + index for index in _matching(data, which))
-            searched = self._count
-            if len(rows) == _STEP_BLOCKS:
-                searched = rows[-1][0] + rows[-1][1] - 1
+        values = {"node": which.node, "searched": searched, "most": -1}
+        for first, count, _, data in self._db.execute(_FROM, values):
+            found.extend(first + index for index in _matching(data, which))
+            searched = first + count - 1
             if time.monotonic() > end_s:
                 break
+        else:
+            searched = self._count
         while len(self._selected) >= _MAX_SELECTIONS:
             self._selected.pop(next(iter(self._selected)))
         self._selected[which] = (searched, found)
@@ -591,12 +606,16 @@ def _matching(block: bytes, which: Selection) -> Sequence[int]:
     block = block.lower()
     if text not in block or mark not in block:
         return []
-    return [
-        index
-        for index, line in enumerate(block.split(b"\n")[:-1])
+    of_rank = enumerate(block.split(b"\n")[:-1])
+    if mark:
+        of_rank = ((index, line) for index, line in of_rank if line.startswith(mark))
+    found = [(index, line) for index, line in of_rank if text in line]
+    if text[:1] in _MARK:
         # The mark of a line's rank is not searched.
-        if line.startswith(mark) and text in line and (not text or text in lines.read(line).data)
-    ]
+        found = [
+            (index, line) for index, line in found if not text or text in lines.read(line).data
+        ]
+    return [index for index, _ in found]
 
 
 def _matching_expression(block: bytes, mark: bytes, pattern: Pattern) -> list[int]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from cloudjob.console.charts import Chart
-from cloudjob.console.charts.style import FONT, GRID_LINES, QUIET
+from cloudjob.console.charts.style import ELAPSED_FROM_0, FONT, QUIET
 from cloudjob.tracking.journals import Journals, RankPoint
 from jobentry.contract import journal
 
@@ -129,12 +129,7 @@ def _option(ranks: Sequence[int], data: Mapping[Lane, list[list[float]]]) -> dic
         "grid": {"left": 64, "right": 44 if has_more else 16, "top": 34, "bottom": 28},
         "legend": {"type": "scroll", "top": 0, "left": 0, "textStyle": QUIET},
         "tooltip": {":formatter": "console_ui.barText", "confine": True},
-        "xAxis": {
-            "type": "value",
-            "min": 0,
-            "axisLabel": {":formatter": "v => `${+v.toFixed(1)} s`", "hideOverlap": True, **QUIET},
-            "splitLine": GRID_LINES,
-        },
+        "xAxis": ELAPSED_FROM_0,
         "yAxis": {
             "type": "category",
             "inverse": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -32,12 +33,19 @@ _END_S = 2
 _CLOSED = re.compile(r"(client this element belongs to|parent slot of .*) has been deleted")
 
 
-def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str], None]) -> None:
+def serve(
+    home: Path,
+    port: int,
+    *,
+    opens_browser: bool,
+    on_ready: Callable[[str, Callable[[], str]], None],
+) -> None:
     """Serve the console until SIGINT or SIGTERM.
 
     Args:
         port: The port on loopback; 0 for a free one.
-        on_ready: Called with the one-time link that opens the console.
+        on_ready: Called with the one-time link that opens the console, and a function that returns
+            a new one.
 
     Raises:
         OSError: The port is in use.
@@ -56,8 +64,12 @@ def serve(home: Path, port: int, *, opens_browser: bool, on_ready: Callable[[str
         )
         logging.getLogger("uvicorn.error").addFilter(_shortened)
         logging.getLogger("nicegui").addFilter(_is_about_present_browsers)
-        link = f"http://{_HOST}:{actual}{guarded.login_path}"
-        on_ready(link)
+
+        def new_link() -> str:
+            return f"http://{_HOST}:{actual}{guarded.new_login_path()}"
+
+        link = new_link()
+        on_ready(link, new_link)
         if opens_browser:
             page = opening_page(link, Path(folder))
             # In a thread, because a terminal browser blocks and needs the running server.
@@ -80,8 +92,13 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 def _shortened(record: logging.LogRecord) -> bool:
-    """Drop messages about browsers that disconnected, and tracebacks of failed downloads."""
+    """Drop messages about browsers that disconnected, and tracebacks of failed downloads.
+
+    Also those about pages that were loading when the console ended.
+    """
     error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, asyncio.CancelledError) or "graceful shutdown" in str(record.msg):
+        return False
     if isinstance(error, CloudJobError):
         record.msg, record.args, record.exc_info = "%s", (error.message,), None
     return "No response returned" not in str(error)

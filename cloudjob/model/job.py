@@ -102,8 +102,9 @@ class JobSpec(Values):
         "the exact bytes of a file.", {}, Option(Group.VARIABLES, "--secret", "NAME[=@FILE]"))
     inputs: Mapping[str, str] = key(
         INPUTS,
-        "Objects to copy to every node before the script starts; the variable NAME holds the "
-        "path.", {}, Option(Group.VARIABLES, "--input", "NAME=URI"))
+        "Objects, or files of this machine (./data), to copy to every node before the script "
+        "starts; the variable NAME holds the path.", {},
+        Option(Group.VARIABLES, "--input", "NAME=URI"))
     input_nodes: Mapping[str, str] = key(
         LABELS, "The nodes that need an input, such as 0 or 0,2-3; by default all nodes.", {},
         Option(Group.VARIABLES, "--input-nodes", "NAME=NODES"))

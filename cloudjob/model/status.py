@@ -260,7 +260,7 @@ class JobFailed(CloudJobError):
     """A job that was waited for did not succeed; ``status`` says how it ended."""
 
     def __init__(self, message: str, status: JobStatus, exit_code: int) -> None:
-        super().__init__(message, hint=f"cloudjob logs {status.job}")
+        super().__init__(message, hint="job.logs() yields the lines of its log")
         self.status = status
         self.exit_code = exit_code
 

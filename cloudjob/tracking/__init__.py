@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         filter_of,
         find_all,
         jobs_of,
+        running_hangs,
         statuses_of,
         with_status,
     )
@@ -27,6 +28,7 @@ __all__ = [
     "find_all",
     "jobs_of",
     "remove_orphans",
+    "running_hangs",
     "statuses_of",
     "with_status",
 ]
@@ -36,9 +38,8 @@ _MODULES = {
     "collect": "cleanup",
     "find": "lookup",
     "remove_orphans": "cleanup",
-    **dict.fromkeys(
-        ("Filter", "filter_of", "find_all", "jobs_of", "statuses_of", "with_status"), "queries"
-    ),
+    **dict.fromkeys(("Filter", "filter_of", "find_all", "jobs_of"), "queries"),
+    **dict.fromkeys(("running_hangs", "statuses_of", "with_status"), "queries"),
 }
 
 

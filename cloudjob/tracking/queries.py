@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -30,6 +31,8 @@ from cloudjob.tracking.platforms import Sections, no_sections, opener
 # The number of parallel status requests of a list, and its time limit.
 _AT_ONCE = 8
 _LIST_S = 20.0
+# The running jobs that a list asks how they hang, all at the same time.
+_MAX_ASKED = 16
 # Descriptions in a store of which a list says why they cannot be read.
 _SHOWN_PROBLEMS = 10
 
@@ -160,6 +163,24 @@ def statuses_of(jobs: list[Job]) -> list[JobStatus]:
         result.result() if result.done() else job.unknown(late)
         for job, result in zip(jobs, results, strict=True)
     ]
+
+
+def running_hangs(rows: Sequence[tuple[JobStatus, Job | None]]) -> dict[str, str]:
+    """Return how running jobs hang, by id: of the first few that run, as each is asked."""
+    running = [job for status, job in rows if job and status.state is JobState.RUNNING]
+    chosen = running[:_MAX_ASKED]
+    answers = call_each_in_time(_hang_of, chosen, limit_s=_LIST_S, at_once=_MAX_ASKED)
+    texts = [answer.result() if answer.done() else "" for answer in answers]
+    return {job.id: text for job, text in zip(chosen, texts, strict=True) if text}
+
+
+def _hang_of(job: Job) -> str:
+    try:
+        hang = job.latest().hang_at(time.time())
+    except CloudJobError:
+        # The row already says that the platform does not answer, or the next status does.
+        return ""
+    return f"hangs: {hang.message}" if hang else ""
 
 
 def jobs_of(

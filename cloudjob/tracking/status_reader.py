@@ -168,7 +168,7 @@ class StatusReader:
         if time.monotonic() >= end_s:
             raise WaitTimeout(
                 f"waiting for {job}: {found} after the given time; the job continues",
-                hint=f"cloudjob wait {job}",
+                hint=f"cloudjob.attach({job!r}).wait() waits for its end",
             )
 
     def _read(self) -> JobStatus:

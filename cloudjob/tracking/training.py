@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 # What is searched of a line: its beginning, because counters stand in front.
@@ -113,16 +114,24 @@ def counters(text: str) -> Counters:
 def read(lines: Iterable[Line]) -> Training:
     """Return how far a training is, from the last lines of one rank, the oldest first."""
     now = Counters()
-    # When which share was done, by lines that count steps and by those that count epochs only.
-    by_step: list[_Mark] = []
-    by_epoch: list[_Mark] = []
     rate = ""
+    found: list[tuple[float, Counters]] = []
     for at, text in lines:
         seen = counters(text)
         rate = seen.rate or rate
         if seen.steps is not None or seen.epochs is not None:
             now = seen._replace(epochs=seen.epochs or now.epochs)
-            _add(by_epoch if seen.steps is None else by_step, _Mark(at, _share(now) or 0.0))
+            found.append((at, now))
+    epochs = now.epochs
+    if _counts_through([each for _, each in found]):
+        plain = {"epochs": None, "is_epoch_bar": False}
+        found = [(at, each._replace(**plain) if each.steps else each) for at, each in found]
+        now = found[-1][1]
+    # When which share was done, by lines that count steps and by those that count epochs only.
+    by_step: list[_Mark] = []
+    by_epoch: list[_Mark] = []
+    for at, each in found:
+        _add(by_epoch if each.steps is None else by_step, _Mark(at, _share(each) or 0.0))
     share, speed = _share(now), _speed(by_step or by_epoch)
     left_s, is_in_epoch = now.left_s, now.is_epoch_bar and now.epochs is None
     if now.steps and now.epochs and now.epochs.total > 1:
@@ -132,7 +141,18 @@ def read(lines: Iterable[Line]) -> Training:
         left_s = (1 - share) / speed
     if not rate and speed and now.steps:
         rate = f"{speed * now.steps.total * (now.epochs.total if now.epochs else 1):.3g} steps/s"
-    return Training(now.epochs, now.steps, share, left_s, is_in_epoch, rate)
+    return Training(epochs, now.steps, share, left_s, is_in_epoch, rate)
+
+
+def _counts_through(found: Sequence[Counters]) -> bool:
+    """Return whether steps count through all epochs, as a new epoch did not begin them anew."""
+    pairs = [
+        (before.steps, after.steps)
+        for before, after in pairwise(found)
+        if before.epochs and after.epochs and before.epochs.done < after.epochs.done
+    ]
+    known = [(before, after) for before, after in pairs if before and after]
+    return bool(known) and all(before.done < after.done for before, after in known)
 
 
 class _Mark(NamedTuple):

@@ -84,6 +84,7 @@ def test_a_job_is_found_from_another_process_and_cancelled(project: Path):
     with pytest.raises(cloudjob.WaitTimeout, match="the job continues") as caught:
         found.wait(timeout_s=0)
     assert isinstance(caught.value, TimeoutError)
+    assert caught.value.hint == f"cloudjob.attach({job.id!r}).wait() waits for its end"
     assert [each.id for each in cloudjob.jobs(name="train*")] == [job.id]
     assert not cloudjob.jobs(name="other")[:1]
     found.cancel(is_urgent=True)

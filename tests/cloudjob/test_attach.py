@@ -111,6 +111,8 @@ def test_attach_follows_a_job_of_another_state_folder_to_its_end(
     assert "[0] token 7\n" in capfd.readouterr().out
     assert main(["outputs", job.id, "--to", "results"]) == 0
     assert Path("results/MODEL/weights").read_text() == "trained"
+    # The next package leaves the folder out.
+    assert Path("results/.gitignore").read_text() == "*\n"
     assert main(["rm", "--force", job.id]) == 0
     assert not list(open_store(folder).list("jobs/"))
     assert cloudjob.jobs(store=folder) == []

@@ -14,6 +14,9 @@ from cloudjob.console.charts.ranks import (
 from cloudjob.console.charts.ranks import (
     rank_grid as rank_grid,
 )
+from cloudjob.console.charts.ranks import (
+    rank_rows as rank_rows,
+)
 from cloudjob.console.charts.style import Chart as Chart
 from cloudjob.console.charts.training import (
     compared_curves as compared_curves,

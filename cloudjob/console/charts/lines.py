@@ -29,6 +29,8 @@ _FEW = 8
 _MAX_POINTS = 500
 # The places at which the mean of many lines is drawn.
 _MAX_PLACES = 250
+# A limit is drawn from this share of it on: an axis up to a limit far above hides the lines.
+_NEAR = 0.25
 _MEAN, _RANGE = "mean", "minimum to maximum"
 
 
@@ -64,6 +66,7 @@ class Group(NamedTuple):
         y: Further options of the y axes by title.
         is_aligned: Whether points may be moved so that all lines have points at the same places.
         failed_at: Where on the x axis the job failed; None if it did not, or nobody knows.
+        limits: The values that lines cannot exceed, by title.
     """
 
     charts: Mapping[str, Lines]
@@ -72,6 +75,7 @@ class Group(NamedTuple):
     y: Mapping[str, Mapping[str, Any]] = {}
     is_aligned: bool = False
     failed_at: float | None = None
+    limits: Mapping[str, float] = {}
 
 
 def line_charts(group: Group, view: View = View()) -> list[Chart]:  # noqa: B008 (it is frozen)
@@ -97,7 +101,8 @@ def _chart(
     shown = _at_equal_places(_aligned(shown) if group.is_aligned else shown)
     if view.smoothing:
         shown = {name: _smooth(points, view.smoothing) for name, points in shown.items()}
-    note = [_last_text(lines), _left_out(lines)]
+    limit = group.limits.get(title, 0.0)
+    note = [_last_text(lines), f"limit {limit:,.0f}" if limit else "", _left_out(lines)]
     if view.is_logarithmic:
         note += [_without_logarithm(lines)]
         shown = {name: [p for p in points if p[1] > 0] for name, points in shown.items()}
@@ -111,8 +116,14 @@ def _chart(
         option["yAxis"].update(
             {"min": min(heights, default=None), "max": max(heights, default=None)}
         )
-    if group.failed_at is not None:
-        option["series"][0]["markLine"] = _failure(group.failed_at)
+    highest = max(value for points in lines.values() for _, value in points)
+    is_near = limit and highest >= _NEAR * limit
+    if is_near:
+        option["yAxis"]["max"] = limit
+    marks = [] if group.failed_at is None else [_mark({"xAxis": group.failed_at}, "failed")]
+    marks += [_mark({"yAxis": limit}, "limit")] if is_near else []
+    if marks:
+        option["series"][0]["markLine"] = {"silent": True, "symbol": "none", "data": marks}
     return Chart(
         title, option, _LINES_PX, "; ".join(filter(None, note)), x_name=group.x_name, lines=shown
     )
@@ -257,13 +268,14 @@ def _range_series(lines: Lines) -> list[dict[str, Any]]:
     """Return the mean of the lines, and the area from their minimum to their maximum."""
     places = list(_places(lines.values()))
     hidden = {"type": "line", "showSymbol": False, "silent": True, "lineStyle": {"opacity": 0}}
+    pale = {"color": PALETTE[0], "opacity": 0.3}
     stacked = {**hidden, "stack": "range", "stackStrategy": "all"}
     return [
         {"type": "line", "id": "mean", "name": _MEAN, "showSymbol": len(places) < 3, "z": 3,
          "data": [(x, fmean(values)) for x, values in places]},
         {**stacked, "id": "low", "name": _RANGE, "data": [(x, min(values)) for x, values in places],
-         "itemStyle": {"color": PALETTE[0]}},
-        {**stacked, "id": "span", "name": _RANGE, "itemStyle": {"color": PALETTE[0]},
+         "itemStyle": pale},
+        {**stacked, "id": "span", "name": _RANGE, "itemStyle": pale,
          "areaStyle": {"color": PALETTE[0], "opacity": 0.2},
          "data": [(x, max(values) - min(values)) for x, values in places]},
     ]  # fmt: skip
@@ -284,14 +296,13 @@ def _places(lines: Iterable[Points]) -> Iterable[tuple[float, list[float]]]:
         yield fmean(x for x, _ in group), [value for _, value in group]
 
 
-def _failure(at: float) -> dict[str, Any]:
+def _mark(place: Mapping[str, float], text: str) -> dict[str, Any]:
+    """Return a line across a chart."""
     return {
-        "silent": True,
-        "symbol": "none",
-        "data": [{"xAxis": at}],
+        **place,
         "lineStyle": {"color": FAILED, "type": "solid", "width": 2},
         "label": {
-            "formatter": "failed",
+            "formatter": text,
             ":color": "console_ui.colour('FAILED')",
             "position": "insideEndTop",
         },

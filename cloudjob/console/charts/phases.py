@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cloudjob.console.charts.style import FAILED, FONT, GRID_LINES, QUIET, Chart, wheel_zoom
+from cloudjob.console.charts.style import ELAPSED_FROM_0, FAILED, FONT, QUIET, Chart, wheel_zoom
 from cloudjob.model import times
 from cloudjob.model.status import JobState, JobStatus, Phase
 
@@ -74,12 +74,7 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
         },
         "legend": {"type": "scroll", "top": 0, "left": 0, "textStyle": QUIET},
         "tooltip": {":formatter": "console_ui.barText", "confine": True},
-        "xAxis": {
-            "type": "value",
-            "min": 0,
-            "axisLabel": {":formatter": "v => `${+v.toFixed(3)} s`", "hideOverlap": True, **QUIET},
-            "splitLine": GRID_LINES,
-        },
+        "xAxis": ELAPSED_FROM_0,
         "yAxis": {
             "type": "category",
             "inverse": True,

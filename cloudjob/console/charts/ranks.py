@@ -113,15 +113,29 @@ def rank_grid(
         values = {rank: number for rank, number in shown.items() if number is not None}
     if not values:
         return None
+    has_row_for_node = status.nodes > 1 and 1 < status.procs_per_node <= _MANY_CELLS_IN_ROW
     columns = _CELLS_IN_ROW if max(states) < _MANY else _MANY_CELLS_IN_ROW
+    columns = status.procs_per_node if has_row_for_node else columns
     rows = max(states) // columns + 1
+    nodes = {"show": True, "axisLine": {"show": False}, "axisTick": {"show": False}}
+    rows_axis = {**nodes, "axisLabel": QUIET} if has_row_for_node else {"show": False}
     hidden_axis = {"show": False, "type": "category"}
     option = {
         "animation": False,
         "tooltip": {":formatter": "console_ui.rankText", "confine": True},
-        "grid": {"left": 0, "right": 0, "top": 4, "height": rows * _CELL_PX},
+        "grid": {
+            "left": 64 if has_row_for_node else 0,
+            "right": 0,
+            "top": 4,
+            "height": rows * _CELL_PX,
+        },
         "xAxis": {**hidden_axis, "data": list(range(columns))},
-        "yAxis": {**hidden_axis, "data": list(range(rows)), "inverse": True},
+        "yAxis": {
+            **hidden_axis,
+            **rows_axis,
+            "inverse": True,
+            "data": [f"node {row}" for row in range(rows)],
+        },
         "visualMap": _legend(shows, list(values.values())),
         "series": [
             {
@@ -141,6 +155,31 @@ def rank_grid(
     }
     note = _unusual_states(states) if shows == "state" else _outlier(_SCALES[shows], values)
     return Chart(shows, option, rows * _CELL_PX + _LEGEND_PX, note)
+
+
+def rank_rows(
+    status: JobStatus,
+    journals: Journals,
+    steps: Mapping[int, int],
+    last_lines: Mapping[int, str],
+) -> list[dict[str, Any]]:
+    """Return a row for each rank, those that failed first."""
+    states = rank_states(journals, status)
+    rows = []
+    for rank in sorted(states, key=lambda rank: (_STATES.index(states[rank]), rank)):
+        points = journals.ranks.get(rank)
+        sample = _while_running(points).sample if points else None
+        rows.append({
+            "rank": rank,
+            "node": points[-1].node if points else None,
+            "state": states[rank].value,
+            "silent": sample and sample.quiet_s,
+            "cpu": sample and sample.cpu_percent,
+            "memory": sample and megabytes(sample.rss_mib),
+            "step": steps.get(rank),
+            "line": last_lines.get(rank, ""),
+        })  # fmt: skip
+    return rows
 
 
 def _value_of(

@@ -35,6 +35,13 @@ ELAPSED: Mapping[str, Any] = {
         **QUIET,
     },
 }
+# The axis of bars, which may be much shorter than 1 s.
+ELAPSED_FROM_0: Mapping[str, Any] = {
+    "type": "value",
+    "min": 0,
+    "axisLabel": {":formatter": "console_ui.elapsed", "hideOverlap": True, **QUIET},
+    "splitLine": GRID_LINES,
+}
 
 
 class Chart(NamedTuple):

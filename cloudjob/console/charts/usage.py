@@ -23,6 +23,8 @@ def resources(journals: Journals, status: JobStatus, view: View = View()) -> lis
     zero_s = times.seconds_of(status.created_at)
     nodes = {f"node {node}": each for node, each in journals.resources.items()}
     ranks = {f"rank {rank}": points for rank, points in journals.ranks.items()}
+    # The emulated nodes of a job share the memory of their machine.
+    memory = "Memory of the machine (MB)" if status.backend == "process" else "Memory (MB)"
     devices: dict[str, list[_DevicePoint]] = {}
     for node, samples in nodes.items():
         for sample in samples:
@@ -31,7 +33,7 @@ def resources(journals: Journals, status: JobStatus, view: View = View()) -> lis
                 devices.setdefault(name, []).append(_DevicePoint(sample.at, device))
     table: tuple[tuple[str, Mapping[str, Sequence[Any]], Callable[[Any], float | None]], ...] = (
         ("CPU of the machine, all CPUs (%)", nodes, lambda s: sum(s.cpu[:2]) if s.cpu else None),
-        ("Memory (MB)", nodes, lambda s: megabytes(s.memory[0]) if s.memory else None),
+        (memory, nodes, lambda s: megabytes(s.memory[0]) if s.memory else None),
         ("Disk space used (%)", nodes, _space_percent),
         ("GPUs and NPUs (%)", devices, lambda point: point.device.utilisation_percent),
         ("CPU of each rank (% of one CPU)", ranks, lambda point: point.sample.cpu_percent),
@@ -46,7 +48,10 @@ def resources(journals: Journals, status: JobStatus, view: View = View()) -> lis
         }
         for title, source, value in table
     }
-    group = Group(found, "seconds", ELAPSED, is_aligned=True, failed_at=failed_at(status))
+    most = [megabytes(s.memory[1]) for samples in nodes.values() for s in samples if s.memory]
+    limits = {memory: max(most)} if most else {}
+    ended = failed_at(status)
+    group = Group(found, "seconds", ELAPSED, is_aligned=True, failed_at=ended, limits=limits)
     return line_charts(group, view)
 
 

@@ -8,7 +8,7 @@ from nicegui import ui
 
 from cloudjob.console import charts, rank_lanes
 from cloudjob.console.pages.live import ChartPanel, Live
-from cloudjob.console.pages.widgets import toggle
+from cloudjob.console.pages.widgets import column, short_grid, toggle
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.model import times
@@ -18,12 +18,26 @@ _MISSING = "The nodes have not recorded their ranks"
 _NO_STEPS = "No rank has printed a metric with a step"
 
 
+_COLUMNS = (
+    column("rank", "Rank", width=80, type="numericColumn"),
+    column("node", "Node", width=80, type="numericColumn"),
+    column("state", "State", width=160),
+    column("silent", "Silent (s)", width=110, type="numericColumn"),
+    column("cpu", "CPU (%)", width=100, type="numericColumn"),
+    column("memory", "Memory (MB)", width=130, type="numericColumn"),
+    column("step", "Step", width=90, type="numericColumn"),
+    column("line", "Last line", flex=1, minWidth=200, cellClass="mono", tooltipField="line"),
+)
+
+
 async def build(console: Console, job: Job) -> None:
     """Show the grid, and keep it up to date while the job runs."""
     view = _Ranks(console, job)
     options = [charts.RANK_VALUES[0], rank_lanes.TITLE, *charts.RANK_VALUES[1:]]
     toggle(options, view.shows, view.choose)
     await view.start()
+    table = _Table(console, job)
+    await table.start()
 
 
 class _Ranks(Live):
@@ -79,3 +93,31 @@ class _Ranks(Live):
         rank = event.data.get("rank") if isinstance(event.data, dict) else None
         if rank is not None:
             ui.navigate.to(f"/job/{self.job.id}/log?rank={int(rank)}")
+
+
+class _Table(Live):
+    """A row for each rank, with the last line that it has printed."""
+
+    def __init__(self, console: Console, job: Job) -> None:
+        super().__init__(job)
+        self._console = console
+        self._grid: ui.aggrid | None = None
+
+    async def draw(self) -> str:
+        rows = await in_thread(self._rows)
+        if self._grid:
+            self._grid.run_grid_method("setGridOption", "rowData", rows)
+        elif rows:
+            with self.container:
+                self._grid = short_grid(_COLUMNS, rows, **{":getRowId": "p => `${p.data.rank}`"})
+                self._grid.on("cellClicked", self._open)
+        return ""
+
+    def _rows(self) -> list[dict[str, Any]]:
+        status = self.job.last_status or self.job.status()
+        steps = charts.last_steps(self._console.metrics(self.job))
+        lines = self._console.log(self.job.id).last_lines()
+        return charts.rank_rows(status, self._console.journals(self.job), steps, lines)
+
+    def _open(self, event: Any) -> None:
+        ui.navigate.to(f"/job/{self.job.id}/log?rank={int(event.args['data']['rank'])}")

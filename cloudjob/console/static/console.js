@@ -533,7 +533,7 @@ const console_ui = (() => {
 
   const number = (value) => (value === 0 || Math.abs(value) >= 1e-3 ? +value.toPrecision(5) : value.toExponential(3));
 
-  const elapsed = (s) => (s < 60 ? `${+s.toFixed(1)} s` : span(s));
+  const elapsed = (s) => (s < 60 ? `${+s.toFixed(3)} s` : span(s));
 
   // The values of all lines at one place, in columns; those of a range are its mean and its ends.
   const lineText = (params) => {

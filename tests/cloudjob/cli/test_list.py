@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cloudjob.api import running_hangs
 from cloudjob.cli import jobs
-from cloudjob.cli.status import running_hangs
 from cloudjob.errors import BackendError
 from cloudjob.model.status import Hang, JobState, JobStatus
 from tests.support.statuses import status_of

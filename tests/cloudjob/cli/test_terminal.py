@@ -64,6 +64,26 @@ def on_terminal(code: str, columns: int, **environ: str) -> str:
     return shown.decode()
 
 
+WAITING = """
+import threading
+from cloudjob.cli import live
+asked = threading.Event()
+def line():
+    asked.set()
+    return "job train-1: RUNNING for 2 s"
+with live.waiting(line):
+    asked.wait(60)
+"""
+
+
+def test_a_command_that_waits_shows_the_state_on_a_terminal(capfd: pytest.CaptureFixture[str]):
+    assert "job train-1: RUNNING for 2 s" in on_terminal(WAITING, 80)
+    with live.waiting(lambda: "never"):
+        pass
+
+    assert capfd.readouterr() == ("", "")
+
+
 FITTING = """
 from cloudjob.cli.tables import print_fitting
 rows = [(f"job-{number}", "why it failed " * (number % 2)) for number in range(50)]

@@ -60,6 +60,16 @@ def problems_of(job, *args, **options):
 # --- layers
 
 
+def test_an_input_that_is_a_path_is_relative_to_the_folder_of_the_file_that_names_it(job, tmp_path):
+    loaded = job("inputs: {A: ./a b, B: s3://bucket/x}", flags={"inputs": {"C": "/c", "D": ".."}})
+
+    assert loaded.spec.inputs == {
+        "A": f"file://{tmp_path}/a%20b", "B": "s3://bucket/x", "C": "file:///c",
+        "D": f"file://{tmp_path.parent}",
+    }  # fmt: skip
+    assert "is not a URI (given 'data'" in problems_of(job, "inputs: {A: data}")[0]
+
+
 def test_a_script_alone_is_a_job(job, tmp_path):
     loaded = job(job_file=None)
 

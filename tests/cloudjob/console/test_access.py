@@ -43,9 +43,9 @@ def ask(access: Access, path: str = "/", kind: str = "http", **headers: str) -> 
     return first
 
 
-def login(access: Access) -> str:
-    """Open the link and return the cookie."""
-    answer = ask(access, access.login_path)
+def login(access: Access, path: str = "") -> str:
+    """Open a new link, or this one, and return the cookie."""
+    answer = ask(access, path or access.new_login_path())
     assert answer["status"] == 200
     cookie, *attributes = answer["headers"]["set-cookie"].split("; ")
     assert str(PORT) in cookie
@@ -79,18 +79,27 @@ def test_cookies_of_other_programs_on_this_host_are_ignored():
 
 def test_the_link_works_once():
     access = make()
-    path = access.login_path
-    login(access)
+    path = access.new_login_path()
+    login(access, path)
 
     assert ask(access, path)["status"] == 401
+
+
+def test_a_new_link_logs_another_browser_in_and_ends_the_link_before():
+    access = make()
+    session, unused = login(access), access.new_login_path()
+
+    assert login(access) == session
+    assert ask(access, unused)["status"] == 401
 
 
 @pytest.mark.parametrize("query", ["", "?token=", "?token=None", "?token=guess", "?token=%FF"])
 def test_a_wrong_token_is_refused_and_leaves_the_link_valid(query: str):
     access = make()
+    path = access.new_login_path()
 
     assert ask(access, f"/login{query}")["status"] == 401
-    login(access)
+    login(access, path)
     assert ask(access, f"/login{query}")["status"] == 401
 
 

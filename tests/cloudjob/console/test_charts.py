@@ -263,7 +263,7 @@ def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_value
         "node 0": [(10.0, 60.0)],
         "node 1": [(11.0, 20.0)],
     }
-    assert found["Memory (MB)"] == {"node 0": [(10.0, 536.9)], "node 1": []}
+    assert found["Memory of the machine (MB)"] == {"node 0": [(10.0, 536.9)], "node 1": []}
     assert found["CPU of each rank (% of one CPU)"]["rank 1"] == [(11.0, 10)]
     assert "GPUs and NPUs (%)" not in found
     # All charts have the same time axis, so that they can be zoomed together.
@@ -281,7 +281,7 @@ def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
         for chart in charts.resources(journals, status_of(created_at=rfc3339(0.0)))
     }
 
-    [line] = found["Memory (MB)"].option["series"]
+    [line] = found["Memory of the machine (MB)"].option["series"]
     assert len(line["data"]) <= 500
     assert (777.0, 943.7) in line["data"]
     ranks = found["CPU of each rank (% of one CPU)"]
@@ -400,20 +400,51 @@ FAILED = status_of(
 )
 
 
+def marks(chart: charts.Chart) -> dict[str, float]:
+    """Return where lines cross the chart, by their texts."""
+    data = chart.option["series"][0].get("markLine", {}).get("data", ())
+    return {each["label"]["formatter"]: each.get("xAxis", each.get("yAxis")) for each in data}
+
+
 @pytest.mark.parametrize(("by_time", "at"), [(False, 6), (True, 30.0)])
 def test_a_failure_is_marked_at_the_last_step_of_its_rank_or_at_its_time(by_time: bool, at: float):
     points = losses({5: 1.0, 9: 1.0}, {5: 1.0, 6: 1.0}, at_s=100.0)
     [chart] = charts.curves(points, FAILED, charts.View(by_time=by_time))
 
-    assert chart.option["series"][0]["markLine"]["data"] == [{"xAxis": at}]
+    assert marks(chart) == {"failed": at}
     assert chart.option["xAxis"]["max"] == max(at, 9)
+
+
+def test_a_table_has_the_rank_that_failed_first_its_node_and_the_last_line_of_each():
+    rows = charts.rank_rows(FAILED, recorded(*NODES), {0: 7}, {1: "bye"})
+
+    assert (rows[0]["rank"], rows[0]["state"], rows[0]["line"]) == (1, "failed first", "bye")
+    assert {row["rank"]: row["step"] for row in rows}[0] == 7
+
+
+def test_the_cells_of_a_node_with_several_ranks_are_in_its_row():
+    status = status_of(procs_per_node=2)
+    chart = charts.rank_grid(status, recorded(Sample(1.0, ranks=(rank(0, 1),))), "threads")
+
+    assert chart
+    assert chart.option["yAxis"]["data"] == ["node 0"]
+    assert len(chart.option["xAxis"]["data"]) == 2
 
 
 def test_a_failure_is_marked_in_the_resources():
     journals = recorded(Sample(110.0, memory=(512, 1024)))
     [chart] = charts.resources(journals, FAILED)
 
-    assert chart.option["series"][0]["markLine"]["data"] == [{"xAxis": 30.0}]
+    assert marks(chart) == {"failed": 30.0, "limit": 1073.7}
+
+
+@pytest.mark.parametrize(("used", "drawn"), [(512, {"limit": 1073.7}), (8, {})])
+def test_the_limit_of_the_memory_is_drawn_if_it_is_near(used: int, drawn: dict[str, float]):
+    status = status_of(backend="docker", created_at=STATUS.created_at)
+    [chart] = charts.resources(recorded(Sample(110.0, memory=(used, 1024))), status)
+
+    assert (chart.title, marks(chart)) == ("Memory (MB)", drawn)
+    assert chart.note.endswith("; limit 1,074")
 
 
 @pytest.mark.parametrize("status", [None, STATUS])

@@ -9,7 +9,7 @@ from typing import Any
 from cloudjob.console.job_list import JobList, row_of
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model.status import Failure, JobState, JobStatus, to_json
+from cloudjob.model.status import Failure, Hang, JobState, JobStatus, to_json
 from tests.support.polling import poll
 from tests.support.statuses import status_of
 
@@ -127,6 +127,30 @@ def test_details_that_arrive_after_the_end_of_a_job_are_shown(tmp_path: Path):
         db.update("train-1", final_json=final)
 
     poll(lambda: jobs.changes(0).rows[0]["reason"] == "ended", "the reason")
+
+
+class Stuck:
+    """A job whose nodes report a hang."""
+
+    id = "train-1"
+
+    def latest(self) -> Stuck:
+        return self
+
+    def hang_at(self, now_s: float) -> Hang:
+        found = {"rule": "stacks", "confidence": "high", "ranks": (3,), "since": ""}
+        return Hang(**found, message="rank 3 is in load()")  # type: ignore[arg-type]
+
+
+def test_running_jobs_are_asked_now_and_then_how_they_hang(tmp_path: Path):
+    jobs, status = JobList(tmp_path), status_of("train-1")
+
+    def found() -> dict[str, str]:
+        jobs._ask([(status, Stuck())])  # type: ignore[list-item]
+        return dict(jobs._hangs)
+
+    poll(lambda: found() == {"train-1": "hangs: rank 3 is in load()"}, "the hang")
+    assert row_of(status, "", found()["train-1"])["reason"] == "hangs: rank 3 is in load()"
 
 
 def test_a_row_has_times_in_seconds_the_number_of_ranks_and_the_sweep():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -15,17 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.console.server import _is_about_present_browsers
+from cloudjob.console.server import _is_about_present_browsers, _shortened
 
 LIMIT_S = 120.0
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+def start(folder: Path, *options: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     """Start a console whose temporary folder is ``folder / "tmp"``."""
     (folder / "tmp").mkdir()
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "cloudjob", "console", "--no-open", *options],
         env={**os.environ, "CLOUDJOB_HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")},
+        stdin=stdin,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=_restore_default_signals,
@@ -87,6 +89,33 @@ def test_a_page_that_does_not_exist_is_ours_and_its_address_is_not_logged(tmp_pa
     assert (answer.code, rest) == (404, "")
     assert "There is no such page" in page
     assert "HTTPException" not in page
+
+
+def test_enter_in_the_terminal_prints_a_link_for_another_browser(tmp_path: Path):
+    terminal_fd, stdin_fd = os.openpty()
+    process = start(tmp_path, stdin=stdin_fd)
+    assert process.stderr is not None
+    first = [process.stderr.readline() for _ in range(4)]
+    os.write(terminal_fd, b"\n")
+    _, link = (process.stderr.readline() for _ in range(2))
+    page = urllib.request.urlopen(link.strip(), timeout=LIMIT_S)
+    process.send_signal(signal.SIGTERM)
+    rest = process.communicate(timeout=LIMIT_S)[1]
+    os.close(terminal_fd)
+    os.close(stdin_fd)
+
+    assert first[3] == "for another browser: press Enter for a new link\n"
+    assert (page.status, process.returncode, rest) == (200, 143, "")
+
+
+def test_a_page_that_loads_when_the_console_ends_leaves_no_traceback():
+    def is_logged(text: str, error: BaseException | None = None) -> bool:
+        cause = (type(error), error, None) if error else None
+        return _shortened(logging.LogRecord("uvicorn.error", 40, "", 0, text, (), cause))
+
+    assert not is_logged("Cancel %s running task(s), timeout graceful shutdown exceeded")
+    assert not is_logged("Exception in ASGI application", asyncio.CancelledError())
+    assert is_logged("Exception in ASGI application", ValueError())
 
 
 def test_a_browser_that_leaves_while_a_page_loads_leaves_no_traceback():

@@ -161,6 +161,7 @@ def test_the_error_of_a_failed_job_has_its_node_its_rank_and_its_last_lines():
     error = JobFailed("failed", status_of(failure=failure), 1)
 
     assert (error.node, error.rank, error.last_lines) == (1, 5, ("a", "b"))
+    assert error.hint == "job.logs() yields the lines of its log"
 
 
 def test_the_error_of_a_job_that_nobody_made_fail_has_none():

@@ -72,6 +72,15 @@ def test_steps_belong_to_the_epoch_before_them():
     assert found.left_s == pytest.approx(50)
 
 
+def test_steps_that_a_new_epoch_does_not_begin_anew_count_through_all_epochs():
+    found = read(lines((100, "epoch 1/2 step 90/400"), (110, "epoch 1/2 step 190/400"),
+                       (120, "epoch 2/2 step 290/400")))  # fmt: skip
+
+    assert (found.epochs, found.steps) == (Count(2, 2), Count(290, 400))
+    assert (found.share, found.rate) == (pytest.approx(0.725), "10 steps/s")
+    assert found.left_s == pytest.approx(11)
+
+
 def test_a_result_of_an_epoch_ends_its_steps():
     found = read(lines((0, "Epoch 1/4 step 9/10"), (0, "epoch 2/4 val_loss 0.5")))
 
