@@ -26,7 +26,7 @@ _COLOURS = {
     "FAILED": "1;31",
     "CANCELLED": "33",
 }
-_COLOURED = re.compile(r"^(?:error|warning|hint):|(?<=: )(?:SUCCEEDED|FAILED|CANCELLED)\b")
+_COLOURED = r"^(?:error|warning|hint):|(?<=: )(?:SUCCEEDED|FAILED|CANCELLED)\b"
 
 
 def print_error(error: CloudJobError) -> None:
@@ -89,7 +89,7 @@ def has_colours(descriptor: int) -> bool:
 
 
 def _coloured(line: str) -> str:
-    return _COLOURED.sub(lambda found: f"\x1b[{_COLOURS[found[0]]}m{found[0]}\x1b[0m", line)
+    return re.sub(_COLOURED, lambda found: f"\x1b[{_COLOURS[found[0]]}m{found[0]}\x1b[0m", line)
 
 
 def do_nothing() -> None:

@@ -43,7 +43,7 @@ from cloudjob.model.sections import (
     Slurm,
 )
 from cloudjob.model.text import MASK, hide, secret_texts, secret_values, secrets_masked
-from jobentry.contract import preflight
+from jobentry.contract import preflight_levels
 from jobentry.contract.env import RESTORE_CHOICES
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
@@ -173,10 +173,10 @@ class JobSpec(Values):
         "the device.", "on", Option(Group.LIMITS, "--no-hardware-check", const="off"),
         is_harmless=True)
     preflight: str = key(
-        OneOf(*preflight.LEVELS),
+        OneOf(*preflight_levels.LEVELS),
         "What to check on all nodes before the ranks start: quick takes at most 2 seconds; full "
         "also measures the network, disks, memory and GPUs, in at most 30 seconds; off checks "
-        "nothing.", preflight.QUICK, Option(Group.LIMITS, "--preflight", "LEVEL"),
+        "nothing.", preflight_levels.QUICK, Option(Group.LIMITS, "--preflight", "LEVEL"),
         is_harmless=True)
     strict: bool = key(
         FLAG,
@@ -230,8 +230,9 @@ class JobSpec(Values):
     @property
     def sections(self) -> Mapping[str, Mapping[str, Any]]:
         """The sections that were given, each with the keys that were given."""
-        chosen = {name: getattr(self, name).chosen() for name in SECTIONS}
-        return MappingProxyType({name: values for name, values in chosen.items() if values})
+        chosen = self.chosen()
+        given = {name: chosen[name].chosen() for name in SECTIONS if name in chosen}
+        return MappingProxyType({name: values for name, values in given.items() if values})
 
 
 class Options(TypedDict, total=False):

@@ -28,7 +28,7 @@ from jobentry.contract.paths import JobPaths
 FOLDER = "jobs/"
 _VERSION = 1
 # Someone else may have written the description, and its id becomes part of paths and keys.
-_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_ID = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 # The largest number that the records can store.
 _LARGEST = 2**63 - 1
 _NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")
@@ -112,7 +112,7 @@ def load(data: bytes, store: str, job: str) -> JobRecord:
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is not a description of a job: {error}") from error
     scheme, _, rest = record.handle.partition("://")
-    is_of_job = _ID.fullmatch(job) and job == record.job == rest.rpartition("/")[2]
+    is_of_job = re.fullmatch(_ID, job) and job == record.job == rest.rpartition("/")[2]
     is_of_backend = scheme.partition("+")[0] == record.backend and record.backend in BACKENDS
     if not (is_of_job and is_of_backend):
         raise ValueError(f"its handle {record.handle!r} does not match")
@@ -159,7 +159,7 @@ def read(store: ObjectStore, uri: str, job: str) -> JobRecord | None:
     Raises:
         StoreError: The store cannot be read, or the description is damaged.
     """
-    if not _ID.fullmatch(job):
+    if not re.fullmatch(_ID, job):
         return None
     try:
         return load(store.get_bytes(key(job), limit_bytes=SMALL_LIMIT_BYTES), uri, job)

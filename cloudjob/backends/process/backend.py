@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,10 +118,9 @@ class ProcessBackend(Backend[ProcessRequest]):
         return requests.machine_of(self._options, self._home)
 
     def show(self, request: ProcessRequest) -> dict[str, Any]:
-        shown = asdict(request)
-        for node in shown["nodes"]:
-            node["env"].update(dict.fromkeys(request.secret_names, MASK))
-        return shown
+        secrets = dict.fromkeys(request.secret_names, MASK)
+        nodes = [{**node._asdict(), "env": node.env | secrets} for node in request.nodes]
+        return {**request._asdict(), "nodes": nodes}
 
     def environments(self, request: ProcessRequest) -> tuple[Mapping[str, str], ...]:
         return tuple(node.env for node in request.nodes)
@@ -422,7 +420,8 @@ def _send_request(
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    values = {key: value for key, value in asdict(request).items() if key not in _NOT_SENT}
+    values = {key: value for key, value in request._asdict().items() if key not in _NOT_SENT}
+    values["nodes"] = [node._asdict() for node in request.nodes]
     values["running"], values["lock"] = str(path), lock
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json.dumps(values).encode("ascii"))
