@@ -11,7 +11,6 @@ from cloudjob.cli.options import Parser, sentence
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
-    from typing import Any
 
 _DESCRIPTION = "Run a training script on several nodes: here, on a cluster or in the cloud."
 _EXAMPLES = """\

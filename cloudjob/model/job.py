@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any
 
 from cloudjob.model import grid
 from cloudjob.model.keys import Group, Option, Section, Values, key, section
@@ -233,58 +232,6 @@ class JobSpec(Values):
         chosen = self.chosen()
         given = {name: chosen[name].chosen() for name in SECTIONS if name in chosen}
         return MappingProxyType({name: values for name, values in given.items() if values})
-
-
-class Options(TypedDict, total=False):
-    """The keys of a job file as keyword arguments; ``docs/reference/job-file.md`` describes them.
-
-    ``secrets`` are names of environment variables, or map a name to ``""`` or to ``@FILE``.
-    """
-
-    name: str
-    nodes: int
-    procs_per_node: int | str
-    backend: str
-    launcher: str
-    source: str | os.PathLike[str]
-    env: Mapping[str, str | float]
-    secrets: Sequence[str] | Mapping[str, str]
-    inputs: Mapping[str, str]
-    input_nodes: Mapping[str, str]
-    outputs: Mapping[str, str]
-    output_sync_s: float
-    restore_outputs: str
-    metrics: Mapping[str, str]
-    detect_metrics: str
-    image: str
-    flavor: str
-    timeout_min: float
-    start_timeout_min: float
-    retries: int | Mapping[str, Any]
-    min_nodes: int
-    grace_s: float
-    store: str
-    source_limit_mb: float
-    links: str
-    hardware_check: str
-    preflight: str
-    strict: bool
-    sweep: Mapping[str, Any]
-    max_parallel: int
-    max_jobs: int
-    fail_fast: bool
-    process: Mapping[str, Any]
-    docker: Mapping[str, Any]
-    modelarts: Mapping[str, Any]
-    kubernetes: Mapping[str, Any]
-    slurm: Mapping[str, Any]
-    mindspore: Mapping[str, Any]
-    network: Mapping[str, Any]
-    hang: Mapping[str, Any]
-    retry: Mapping[str, Any]
-    notify: Mapping[str, Any]
-    s3: Mapping[str, Any]
-    obs: Mapping[str, Any]
 
 
 SECTIONS: Mapping[str, type[Values]] = MappingProxyType(
