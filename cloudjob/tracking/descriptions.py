@@ -10,10 +10,9 @@ import getpass
 import json
 import re
 import socket
-from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.errors import InvalidKey, JobNotFound, ObjectMissing, StoreError
 from cloudjob.home.records import JobRecord
@@ -24,6 +23,9 @@ from cloudjob.store.base import SMALL_LIMIT_BYTES, ObjectStore
 from cloudjob.store.files import is_temporary
 from cloudjob.store.parallel import call_each_in_time, call_with_timeout, in_parallel
 from jobentry.contract.paths import JobPaths
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 FOLDER = "jobs/"
 _VERSION = 1
