@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
-import socket
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,7 +84,7 @@ def submitter() -> str:
     except (KeyError, OSError):
         # A container may run as a user without a name.
         user = ""
-    return f"{user}@{socket.gethostname()}"
+    return f"{user}@{os.uname().nodename}"
 
 
 def dump(record: JobRecord, home: Path) -> bytes:
