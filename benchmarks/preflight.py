@@ -14,7 +14,7 @@ import tempfile
 import time
 from typing import Any
 
-from jobentry.contract import preflight
+from jobentry.contract import preflight, preflight_levels
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control.handshake import listen
@@ -60,7 +60,7 @@ def _check(probes: list[NodePreflight]) -> tuple[float, float]:
         peers = [[peer, probes[peer].endpoints] for peer in peers_of(node, len(probes))]
         probe.start({"step": "facts", "number": 1, "endpoints": peers}, answers.put)
     facts = [preflight.from_values(answers.get()["found"]) for _ in probes]
-    findings = judgement.judge(facts, judgement.Setting(preflight.QUICK, "mpirun"))
+    findings = judgement.judge(facts, judgement.Setting(preflight_levels.QUICK, "mpirun"))
     taken_s, cpu_s = time.monotonic() - begun_s, time.process_time() - begun_cpu_s
     serious = [each for each in findings if each.weight is preflight.Weight.FAULT]
     assert not serious, serious

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copyreg
-import logging
 import os
 from importlib import import_module
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from cloudjob.errors import (
     WaitTimeout as WaitTimeout,
 )
 from cloudjob.home import home, store_uri
-from cloudjob.model.job import JobSpec as JobSpec, Options
+from cloudjob.model.job import JobSpec as JobSpec
 from cloudjob.model.keys import from_python
 from cloudjob.model.kinds import as_text
 from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from cloudjob.model import attached
+    from cloudjob.model.options import Options
     from cloudjob.model.status import (
         Absence as Absence,
         Attempt as Attempt,
@@ -97,9 +97,6 @@ def _pickled(job: Job) -> tuple[Callable[[str], Job], tuple[str]]:
 
 # Another process, such as a worker of a pool, attaches to the job: it has locks and open stores.
 copyreg.pickle(Job, _pickled)
-
-# A library does not print; a program that wants the notices configures logging.
-logging.getLogger("cloudjob").addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> object:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from cloudjob import library_log
 from cloudjob.errors import CloudJobError, Unreachable
 
 if TYPE_CHECKING:
@@ -99,10 +100,7 @@ class WaitNotices:
         if now_s - since_s < FIRST_S or now_s < self._next_s:
             return
         self._next_s = now_s + _NEXT_S
-        # The import takes milliseconds, so only a command that waits does it.
-        import logging
-
-        logging.getLogger("cloudjob").warning("%s; %s", message, next_step)
+        library_log.warn(f"{message}; {next_step}")
 
 
 class OutageLimit:

@@ -1,6 +1,9 @@
-"""Write the help of each command into its reference, and the table of keys into that of job files.
+"""Write what follows from the declarations of the keys and options of a job.
 
-python scripts/reference.py          # tests compare the pages with what this would write
+That is the help of each command in its reference, the table of keys in that of job files, and the
+types of the keyword arguments in Python.
+
+python scripts/reference.py          # tests compare the files with what this would write
 """
 
 from __future__ import annotations
@@ -17,9 +20,34 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.keys import Key, Section, Values
 from cloudjob.model.kinds import Number
 
-_REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+_ROOT = Path(__file__).resolve().parent.parent
+_REFERENCE = _ROOT / "docs" / "reference"
 COMMANDS_PAGE = _REFERENCE / "commands.md"
 JOB_FILE_PAGE = _REFERENCE / "job-file.md"
+OPTIONS = _ROOT / "cloudjob" / "model" / "options.pyi"
+_OPTIONS_HEAD = '''\
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+# `python scripts/reference.py` writes this file.
+
+class Options(TypedDict, total=False):
+    """The keys of a job file as keyword arguments; ``docs/reference/job-file.md`` describes them.
+
+    ``secrets`` are names of environment variables, or map a name to ``""`` or to ``@FILE``.
+    """
+
+'''
+# The keys that Python takes in more types than a job has.
+_IN_PYTHON = {
+    "procs_per_node": "int | str",
+    "source": "str | os.PathLike[str]",
+    "env": "Mapping[str, str | float]",
+    "secrets": "Sequence[str] | Mapping[str, str]",
+    "retries": "int | Mapping[str, Any]",
+    "sweep": "Mapping[str, Any]",
+}
 _TABLE_HEAD = "| key | flag | type | default | meaning |\n|---|---|---|---|---|\n"
 _WIDTH = 100
 # The help of a command: what a block shows that begins with its usage.
@@ -83,6 +111,18 @@ def job_file_page() -> str:
     return f"{before}{head}{chr(10).join(_rows(JobSpec))}\n\n{after}"
 
 
+def options() -> str:
+    """Return the text of the file with the types of the keyword arguments."""
+    types = {
+        name: "Mapping[str, Any]"
+        if isinstance(key.kind, Section)
+        else JobSpec.__annotations__[name]
+        for name, key in JobSpec.KEYS.items()
+        if name not in ("script", "args")
+    }
+    return _OPTIONS_HEAD + "".join(f"    {k}: {v}\n" for k, v in (types | _IN_PYTHON).items())
+
+
 def _rows(model: type[Values], prefix: str = "") -> Iterator[str]:
     for name, key in model.KEYS.items():
         if isinstance(key.kind, Section):
@@ -111,4 +151,5 @@ def _default(key: Key) -> str:
 
 if __name__ == "__main__":
     JOB_FILE_PAGE.write_text(job_file_page(), encoding="utf-8")
+    OPTIONS.write_text(options(), encoding="utf-8")
     COMMANDS_PAGE.write_text(commands_page(), encoding="utf-8")

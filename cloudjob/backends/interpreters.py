@@ -150,7 +150,9 @@ def libmpi_of(mpirun: str, python: str) -> str:
     environment = Path(python).parent.parent
     if prefix == environment or not any((environment / "lib").glob("libmpi.so*")):
         return ""
-    found = sorted(prefix.glob("lib/libmpi.so.*")) + sorted(prefix.glob("lib/*/libmpi.so.*"))
+    found = sorted(prefix.glob("lib/libmpi.so.*")) + sorted(
+        prefix.glob("lib/*-linux-*/libmpi.so.*")
+    )
     return str(found[0]) if found else ""
 
 

@@ -6,11 +6,13 @@ import os
 import re
 import sys
 
+from cloudjob import library_log
 from cloudjob.errors import CloudJobError, NotReady, SpecError
 from cloudjob.model.text import one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable
 
     from cloudjob import Progress
@@ -26,7 +28,7 @@ _COLOURS = {
     "FAILED": "1;31",
     "CANCELLED": "33",
 }
-_COLOURED = re.compile(r"^(?:error|warning|hint):|(?<=: )(?:SUCCEEDED|FAILED|CANCELLED)\b")
+_COLOURED = r"^(?:error|warning|hint):|(?<=: )(?:SUCCEEDED|FAILED|CANCELLED)\b"
 
 
 def print_error(error: CloudJobError) -> None:
@@ -89,7 +91,7 @@ def has_colours(descriptor: int) -> bool:
 
 
 def _coloured(line: str) -> str:
-    return _COLOURED.sub(lambda found: f"\x1b[{_COLOURS[found[0]]}m{found[0]}\x1b[0m", line)
+    return re.sub(_COLOURED, lambda found: f"\x1b[{_COLOURS[found[0]]}m{found[0]}\x1b[0m", line)
 
 
 def do_nothing() -> None:
@@ -115,15 +117,17 @@ def write_stderr(text: str) -> None:
 
 def print_library_log() -> None:
     """Print the library's log messages, such as the service it is waiting for."""
+    library_log.new_handler = _new_handler
+
+
+def _new_handler() -> logging.Handler:
     import logging
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             print_message(record.getMessage())
 
-    logger = logging.getLogger("cloudjob")
-    if all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-        logger.addHandler(Handler())
+    return Handler()
 
 
 def _hint(error: CloudJobError) -> None:

@@ -11,7 +11,6 @@ from cloudjob.cli.options import Parser, sentence
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
-    from typing import Any
 
 _DESCRIPTION = "Run a training script on several nodes: here, on a cluster or in the cloud."
 _EXAMPLES = """\
@@ -62,19 +61,11 @@ _COMMANDS = (
 
 
 def parser_of(command: str) -> Parser:
-    """Return a parser that knows all commands, and the options of ``command`` only."""
+    """Return a parser that knows ``command`` with its options, or the names of all commands."""
     parser = Parser(prog="cloudjob", description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"cloudjob {__version__}")
-    # Of the other commands only the names are used, so they share a parser: making one takes longer
-    # than reading a command line.
-    other = Parser(prog=parser.prog, add_help=False)
-
-    def new_parser(**settings: Any) -> Parser:
-        return Parser(**settings) if settings["prog"] == f"{parser.prog} {command}" else other
-
-    parser_class: Any = new_parser
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=parser_class)
-    for name, module, text in _COMMANDS:
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, module, text in [row for row in _COMMANDS if row[0] == command] or _COMMANDS:
         added = commands.add_parser(name, help=text, description=sentence(text))
         if name == command:
             getattr(import_module(f"cloudjob.cli.{module}"), f"add_{name}")(added)

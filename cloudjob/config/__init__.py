@@ -11,7 +11,6 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -36,8 +35,7 @@ _LIMIT = "source_limit_mb"
 DEFAULT = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A job and where each of its values was written.
 
     Args:
@@ -106,7 +104,7 @@ def load(
             loaded = load({**flags, **more}, job_file=job_file, cwd=cwd, environ=environ,
                           needs_script=needs_script, copied=copied)  # fmt: skip
             origins = {**loaded.origins, "source": "the script's path"}
-            return replace(loaded, origins=origins, chosen_source=chosen.why)
+            return loaded._replace(origins=origins, chosen_source=chosen.why)
     origins = {key: origin for layer in layers for key, origin in layer.origins.items()}
     is_whole = copied is not None and copied.is_whole
     layers[0].problems += _masked_values(values, layers[0], is_copy=is_whole)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cloudjob.errors import UsageError
 from cloudjob.model.text import one_line
@@ -16,8 +16,7 @@ PROJECT_FILE = "cloudjob.yaml"
 MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(NamedTuple):
     """A file that may hold a layer; ``what`` and ``shown`` are its kind and name in messages."""
 
     path: Path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from cloudjob.model.text import MASK, one_line
 from cloudjob.model.validation import valid_part
 
 
-@dataclass(slots=True)
 class Layer:
     """The values of one layer by key, in the form of a job file.
 
@@ -26,12 +24,11 @@ class Layer:
         is_named: Whether errors name the origin; for an option, the key is enough.
     """
 
-    values: dict[str, Any]
-    folder: Path
-    origins: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    invalid: set[str] = field(default_factory=set)
-    is_named: bool = True
+    def __init__(self, values: dict[str, Any], folder: Path, *, is_named: bool = True) -> None:
+        self.values, self.folder, self.is_named = values, folder, is_named
+        self.origins: dict[str, str] = {}
+        self.problems: list[str] = []
+        self.invalid: set[str] = set()
 
     def problem(self, key: str, what: str) -> str:
         """Return an error with the file and line that the value came from."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -64,7 +63,7 @@ def this_host() -> Host:
     with suppress(OSError):
         processes = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (not a path)
     return Host(
-        socket.gethostname(),
+        os.uname().nodename,
         _line_of("/proc/sys/kernel/random/boot_id"),
         processes,
         _line_of("/etc/machine-id"),

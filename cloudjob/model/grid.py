@@ -14,12 +14,12 @@ NAME_RULE = r"[A-Za-z_][A-Za-z0-9_-]*"
 # The keys in which {NAME} is replaced by a value.
 FILLED = ("args", "env", "inputs", "outputs")
 
-_PLACE = re.compile(rf"\{{({NAME_RULE})\}}")
-_RANGE = re.compile(r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})(?:\.\.([0-9]{1,18}))?")
+_PLACE = rf"\{{({NAME_RULE})\}}"
+_RANGE = r"(-?[0-9]{1,18})\.\.(-?[0-9]{1,18})(?:\.\.([0-9]{1,18}))?"
 # A text that is meant as a range, unlike a path such as ../data.
-_LIKE_RANGE = re.compile(r"(?=.*[0-9])[-+0-9.]*\.\.[-+0-9.]*")
+_LIKE_RANGE = r"(?=.*[0-9])[-+0-9.]*\.\.[-+0-9.]*"
 # A sweep's id ends in 8 letters or digits, like a job's; its jobs append a number of 1 to 4 digits.
-_JOB = re.compile(r"([a-z0-9][a-z0-9-]*-[a-z0-9]{8})-[0-9]{1,4}", re.ASCII)
+_JOB = r"(?a)([a-z0-9][a-z0-9-]*-[a-z0-9]{8})-[0-9]{1,4}"
 _ALLOWED = "allowed: values such as 0.1,0.01 or 1..3, or a list"
 
 
@@ -30,7 +30,7 @@ def job_id(sweep: str, index: int) -> str:
 
 def sweep_of(job: str) -> str:
     """Return the id of the sweep that a job belongs to; empty if it belongs to none."""
-    found = _JOB.fullmatch(job)
+    found = re.fullmatch(_JOB, job)
     return found[1] if found else ""
 
 
@@ -66,9 +66,9 @@ def _items(part: str, whole: str) -> Iterator[str]:
     if not part:
         what = "an empty value" if whole.strip() else "no values"
         raise ValueError(f"has {what} (given {given(whole)}; {_ALLOWED})")
-    bounds = _RANGE.fullmatch(part)
+    bounds = re.fullmatch(_RANGE, part)
     if bounds is None:
-        if _LIKE_RANGE.fullmatch(part):
+        if re.fullmatch(_LIKE_RANGE, part):
             allowed = "allowed whole numbers at both ends, as in 1..3 or 1..9..2"
             raise ValueError(f"has a range without two ends (given {given(part)}; {allowed})")
         yield part
@@ -96,9 +96,9 @@ def text_of(values: Mapping[str, str]) -> str:
 
 def names_in(text: str) -> list[str]:
     """Return the ``{NAME}`` of a text, in their order."""
-    return _PLACE.findall(text)
+    return re.findall(_PLACE, text)
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
     """Return a text with the value of each ``{NAME}``; all other braces stay as they are."""
-    return _PLACE.sub(lambda place: values.get(place[1], place[0]), text)
+    return re.sub(_PLACE, lambda place: values.get(place[1], place[0]), text)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any
 
 from cloudjob.model import grid
 from cloudjob.model.keys import Group, Option, Section, Values, key, section
@@ -43,7 +42,7 @@ from cloudjob.model.sections import (
     Slurm,
 )
 from cloudjob.model.text import MASK, hide, secret_texts, secret_values, secrets_masked
-from jobentry.contract import preflight
+from jobentry.contract import preflight_levels
 from jobentry.contract.env import RESTORE_CHOICES
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 
@@ -174,10 +173,10 @@ class JobSpec(Values):
         "the device.", "on", Option(Group.LIMITS, "--no-hardware-check", const="off"),
         is_harmless=True)
     preflight: str = key(
-        OneOf(*preflight.LEVELS),
+        OneOf(*preflight_levels.LEVELS),
         "What to check on all nodes before the ranks start: quick takes at most 2 seconds; full "
         "also measures the network, disks, memory and GPUs, in at most 30 seconds; off checks "
-        "nothing.", preflight.QUICK, Option(Group.LIMITS, "--preflight", "LEVEL"),
+        "nothing.", preflight_levels.QUICK, Option(Group.LIMITS, "--preflight", "LEVEL"),
         is_harmless=True)
     strict: bool = key(
         FLAG,
@@ -231,60 +230,9 @@ class JobSpec(Values):
     @property
     def sections(self) -> Mapping[str, Mapping[str, Any]]:
         """The sections that were given, each with the keys that were given."""
-        chosen = {name: getattr(self, name).chosen() for name in SECTIONS}
-        return MappingProxyType({name: values for name, values in chosen.items() if values})
-
-
-class Options(TypedDict, total=False):
-    """The keys of a job file as keyword arguments; ``docs/reference/job-file.md`` describes them.
-
-    ``secrets`` are names of environment variables, or map a name to ``""`` or to ``@FILE``.
-    """
-
-    name: str
-    nodes: int
-    procs_per_node: int | str
-    backend: str
-    launcher: str
-    source: str | os.PathLike[str]
-    env: Mapping[str, str | float]
-    secrets: Sequence[str] | Mapping[str, str]
-    inputs: Mapping[str, str]
-    input_nodes: Mapping[str, str]
-    outputs: Mapping[str, str]
-    output_sync_s: float
-    restore_outputs: str
-    metrics: Mapping[str, str]
-    detect_metrics: str
-    image: str
-    flavor: str
-    timeout_min: float
-    start_timeout_min: float
-    retries: int | Mapping[str, Any]
-    min_nodes: int
-    grace_s: float
-    store: str
-    source_limit_mb: float
-    links: str
-    hardware_check: str
-    preflight: str
-    strict: bool
-    sweep: Mapping[str, Any]
-    max_parallel: int
-    max_jobs: int
-    fail_fast: bool
-    process: Mapping[str, Any]
-    docker: Mapping[str, Any]
-    modelarts: Mapping[str, Any]
-    kubernetes: Mapping[str, Any]
-    slurm: Mapping[str, Any]
-    mindspore: Mapping[str, Any]
-    network: Mapping[str, Any]
-    hang: Mapping[str, Any]
-    retry: Mapping[str, Any]
-    notify: Mapping[str, Any]
-    s3: Mapping[str, Any]
-    obs: Mapping[str, Any]
+        chosen = self.chosen()
+        given = {name: chosen[name].chosen() for name in SECTIONS if name in chosen}
+        return MappingProxyType({name: values for name, values in given.items() if values})
 
 
 SECTIONS: Mapping[str, type[Values]] = MappingProxyType(

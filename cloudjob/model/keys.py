@@ -110,22 +110,30 @@ class Values:
         Raises:
             Faults: With every value that is wrong by itself.
         """
+        new, faults = cls.read_given(values)
+        if faults:
+            raise Faults(faults)
+        for name, item in cls.KEYS.items():
+            if name not in new:
+                new[name] = item.kind.fresh(item.default) if item.kind.has_trees else item.default
+            if item.implied and not new[name]:
+                new[name] = item.implied(new)
+        return cls._of(new, tuple(values))
+
+    @classmethod
+    def read_given(cls, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+        """Return the values as a model has them, without defaults, and what is wrong with them."""
         new: dict[str, Any] = {}
         faults: list[Fault] = []
         for name, item in cls.KEYS.items():
-            new[name] = item.kind.fresh(item.default)
-            try:
-                if name in values:
+            if name in values:
+                try:
                     new[name] = item.kind.read(values[name])
-            except ValueError as error:
-                faults += faults_of(error, name)
-            if item.implied and not new[name]:
-                new[name] = item.implied(new)
+                except ValueError as error:
+                    faults += faults_of(error, name)
         unknown = [name for name in values if name not in cls.KEYS]
         faults += [((name,), _unknown(name, cls.KEYS)) for name in unknown]
-        if faults:
-            raise Faults(faults)
-        return cls._of(new, tuple(values))
+        return new, faults
 
     @classmethod
     def _of(cls, values: Mapping[str, Any], chosen: Sequence[str]) -> Self:
@@ -144,8 +152,8 @@ class Values:
 
     def chosen(self) -> Mapping[str, Any]:
         """Return the values that are not left at their defaults."""
-        chosen = vars(self)["_chosen"]
-        return MappingProxyType({name: value for name, value in self.items() if name in chosen})
+        own, chosen = vars(self), vars(self)["_chosen"]
+        return MappingProxyType({name: own[name] for name in self.KEYS if name in chosen})
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable: {name} cannot be set")
@@ -177,7 +185,7 @@ class Section(Kind):
 
     def __init__(self, model: type[Values]) -> None:
         self.model = model
-        self._has_trees = any(item.kind.is_tree for item in model.KEYS.values())
+        self.has_trees = any(item.kind.has_trees for item in model.KEYS.values())
 
     def read(self, value: Any) -> Values:
         """Return the values of the section; see ``Values.read``."""
@@ -193,7 +201,7 @@ class Section(Kind):
 
     def fresh(self, default: Any) -> Any:
         """Return the section with its defaults."""
-        return self.model() if self._has_trees else default
+        return self.model()
 
 
 def section(model: type[Values], description: str = "") -> Any:

@@ -71,6 +71,7 @@ class Kind:
     Args:
         title: Its name in the reference.
         holds_text: Whether numbers and booleans of Python become text, as in a file.
+        has_trees: Whether a value can be changed, so that each job needs a default of its own.
         is_secret: Whether values are never shown.
         choices: The texts that are allowed; empty if others are, too.
     """
@@ -79,6 +80,7 @@ class Kind:
     holds_text = True
     is_map = False
     is_tree = False
+    has_trees = False
     is_secret = False
     choices: tuple[str, ...] = ()
 
@@ -363,7 +365,7 @@ class Tree(Kind):
 
     title = "YAML"
     holds_text = False
-    is_tree = True
+    is_tree = has_trees = True
 
     def read(self, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, Mapping):
@@ -382,7 +384,7 @@ class TreeList(Kind):
 
     title = "YAML"
     holds_text = False
-    is_tree = True
+    is_tree = has_trees = True
 
     def read(self, value: Any) -> list[Any]:
         if not isinstance(value, (list, tuple)):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
+from cloudjob import library_log
+
 
 class Progress(NamedTuple):
     """One report.
@@ -35,11 +37,7 @@ _MOST_LOGGED = 1000
 def log_warnings(progress: Progress) -> None:
     """Log warnings as ``cloudjob`` and ignore everything else."""
     if progress.kind == "warning":
-        import logging
-
-        logging.getLogger("cloudjob").warning(
-            "; ".join(text for text in (progress.message, progress.hint) if text)
-        )
+        library_log.warn("; ".join(text for text in (progress.message, progress.hint) if text))
 
 
 @lru_cache(_MOST_LOGGED)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.model import mindspore
 from cloudjob.model.text import MASK, hide, secret_texts, secret_values, secrets_masked
@@ -25,8 +24,7 @@ _SHOWN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """Where the package is stored.
 
     Args:
@@ -40,8 +38,7 @@ class Code:
     layers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(NamedTuple):
     """A job made ready to send.
 
     Args:
@@ -57,7 +54,10 @@ class Submission:
     code: Code
     record_uri: str
     outputs: tuple[tuple[str, str], ...]
-    access: Mapping[str, str] = field(default_factory=dict, repr=False)
+    access: Mapping[str, str] = MappingProxyType({})
+
+    def __repr__(self) -> str:
+        return f"Submission({self.job})"
 
     @property
     def masked_names(self) -> tuple[str, ...]:

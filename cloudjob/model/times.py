@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 
-_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
+_RFC3339 = r"(?a)(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)"
 # The first second of the year 10000.
 _TOO_LATE_S = 253_402_300_800
 
@@ -33,7 +33,7 @@ def local(text: str) -> str:
 
 def seconds_of(text: str) -> float:
     """Return an RFC 3339 time in seconds since the epoch; 0 for any other text."""
-    found = _RFC3339.fullmatch(text)
+    found = re.fullmatch(_RFC3339, text)
     if found is None:
         return 0.0
     date, clock, fraction, zone = found.groups()

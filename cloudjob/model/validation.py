@@ -9,7 +9,7 @@ from typing import Any
 from cloudjob.errors import SpecError
 from cloudjob.model import grid, key_rules
 from cloudjob.model.job import JobSpec
-from cloudjob.model.kinds import Fault, Faults, Location, check_size, dotted
+from cloudjob.model.kinds import Fault, Location, check_size, dotted
 from cloudjob.model.rules import BACKENDS, VARIABLE_FIELDS
 from cloudjob.model.text import given, nearest, one_line
 from jobentry.contract import env
@@ -36,11 +36,8 @@ def validate(
 
 def valid_part(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     """Return the values that are valid by themselves, and the faults of the others."""
-    try:
-        JobSpec.read(values)
-    except Faults as error:
-        return _without(values, [location for location, _ in error.faults]), list(error.faults)
-    return dict(values), []
+    faults = JobSpec.read_given(values)[1]
+    return _without(values, [location for location, _ in faults]), faults
 
 
 def _without(values: Mapping[Any, Any], locations: Iterable[Location]) -> dict[Any, Any]:

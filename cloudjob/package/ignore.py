@@ -233,7 +233,7 @@ def tracked_files(folder: str) -> tuple[str, ...]:
 
 
 # The variables by which git finds its settings; others may hold secrets.
-_SETTINGS = re.compile(r"(HOME|PATH|LANG|LC_\w+|XDG_CONFIG_HOME|GIT_CONFIG_\w+|GIT_CEILING_\w+)\Z")
+_SETTINGS = r"(HOME|PATH|LANG|LC_\w+|XDG_CONFIG_HOME|GIT_CONFIG_\w+|GIT_CEILING_\w+)\Z"
 
 
 def _git(folder: str, *arguments: str) -> bytes:
@@ -246,7 +246,7 @@ def _git(folder: str, *arguments: str) -> bytes:
         return b""
     # A repository's own settings can name a program for git to run.
     argv = (git, "-C", folder, "-c", "core.fsmonitor=false", *arguments)
-    env = {name: value for name, value in os.environ.items() if _SETTINGS.match(name)}
+    env = {name: value for name, value in os.environ.items() if re.match(_SETTINGS, name)}
     done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return done.stdout if done.returncode == 0 else b""
 

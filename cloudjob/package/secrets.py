@@ -149,8 +149,8 @@ def version() -> str:
 # ---- the search ----------------------------------------------------------------------------------
 
 # A documented example contains that word, or repeats one letter.
-_EXAMPLE = re.compile(rb"(?i)example|([a-z0-9*])\1{9}")
-_ALLOWED_HERE = re.compile(rb"cloudjob: allow-secret|pragma: allowlist secret")
+_EXAMPLE = rb"(?i)example|([a-z0-9*])\1{9}"
+_ALLOWED_HERE = rb"cloudjob: allow-secret|pragma: allowlist secret"
 
 
 class Searcher:
@@ -187,7 +187,7 @@ class Searcher:
                 begin = data.rfind(b"\n", 0, match.start()) + 1
                 end = data.find(b"\n", match.end())
                 lines = data[begin : len(data) if end < 0 else end]
-                if _EXAMPLE.search(match[0]) or _ALLOWED_HERE.search(lines):
+                if re.search(_EXAMPLE, match[0]) or re.search(_ALLOWED_HERE, lines):
                     continue
                 if rule.find is not None and not rule.find(lines):
                     continue
@@ -304,7 +304,7 @@ _FILES = re.compile(
 _NAME_PREFIXES = (".env", "id_", ".netrc", "_netrc", ".pypirc", ".git-", ".obs", "cred", "kubec")
 _KEY_SUFFIXES = (".pem", ".key")
 _KEY_LIMIT_BYTES = 1024 * 1024
-_KEY_HEADER = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----")
+_KEY_HEADER = rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
 
 
 def name_reason(name: str, is_folder: bool) -> str:
@@ -329,4 +329,6 @@ def key_reason(path: str, size_bytes: int) -> str:
     """
     if size_bytes > _KEY_LIMIT_BYTES:
         return ""
-    return "may hold secrets: a private key" if _KEY_HEADER.search(Path(path).read_bytes()) else ""
+    return (
+        "may hold secrets: a private key" if re.search(_KEY_HEADER, Path(path).read_bytes()) else ""
+    )

@@ -15,10 +15,7 @@ from jobentry.contract import names
 
 # In this order; boto3 knows the first two, OpenSSL the third.
 VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
-_CERTIFICATE = re.compile(
-    r"-----BEGIN ((?:TRUSTED |X509 )?CERTIFICATE)-----.*?-----END \1-----",
-    re.DOTALL,
-)
+_CERTIFICATE = r"(?s)-----BEGIN ((?:TRUSTED |X509 )?CERTIFICATE)-----.*?-----END \1-----"
 _MAX_FILE_BYTES = 16_000_000
 # A variable may have 131071 bytes. Above the first limit, nodes get only those that are not public.
 _SMALL_BYTES, _MAX_BYTES = 32_000, 100_000
@@ -151,7 +148,7 @@ def _public() -> frozenset[str]:
 
 def _split(text: str) -> list[str]:
     """Return the certificates in a text, each once; a private key in it is left out."""
-    return list(dict.fromkeys(match[0] for match in _CERTIFICATE.finditer(text)))
+    return list(dict.fromkeys(match[0] for match in re.finditer(_CERTIFICATE, text)))
 
 
 def _content(text: str) -> str:

@@ -9,7 +9,6 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO
@@ -57,7 +56,6 @@ def from_uri(
     return DirectoryStore(Path(name))
 
 
-@dataclass(frozen=True, slots=True)
 class DirectoryStore:
     """An object store in a folder. New folders have mode 0700, objects 0600.
 
@@ -67,7 +65,8 @@ class DirectoryStore:
         root: The folder; the first ``put`` creates it.
     """
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
         self._check("writing", key)

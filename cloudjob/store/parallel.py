@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent import futures
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+# The import takes milliseconds, and most commands call nothing in a thread.
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -21,6 +22,8 @@ _BATCH = 64
 
 def start_call(function: Callable[[], _R]) -> Future[_R]:
     """Call ``function`` in a daemon thread, which does not delay the end of the process."""
+    from concurrent.futures import Future
+
     result: Future[_R] = Future()
     # From here on the future cannot be cancelled, so its result can always be set.
     result.set_running_or_notify_cancel()
@@ -43,6 +46,8 @@ def call_with_timeout(limit_s: float, function: Callable[[], _R]) -> _R:
     Raises:
         TimeoutError: The function has not returned in time.
     """
+    from concurrent.futures import TimeoutError as FutureTimeout
+
     found = start_call(function)
     try:
         return found.result(limit_s)
@@ -61,6 +66,8 @@ def call_each_in_time(
         A future for each item, in the order of the items; those that are not done were too slow.
         No further calls start, and those that are running do not delay the end of the process.
     """
+    from concurrent.futures import Future, wait
+
     results: list[Future[_R]] = [Future() for _ in items]
     waiting = deque(zip(items, results, strict=True))
 
@@ -94,7 +101,9 @@ def in_parallel(
     Args:
         abort: Called on Ctrl-C to end the running calls at once.
     """
-    with futures.ThreadPoolExecutor(at_once) as pool:
+    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+
+    with ThreadPoolExecutor(at_once) as pool:
         calls = [pool.submit(function, item) for item in items]
         try:
             for future in wait(calls, return_when=FIRST_EXCEPTION).done:
@@ -134,8 +143,10 @@ def consume_in_parallel(
         for item in batch:
             function(item)
 
-    pending = deque[Future[None]]()
-    with futures.ThreadPoolExecutor(at_once) as pool:
+    from concurrent.futures import ThreadPoolExecutor
+
+    pending: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(at_once) as pool:
         while batch := list(islice(items, _BATCH)):
             if len(pending) == at_once:
                 pending.popleft().result()

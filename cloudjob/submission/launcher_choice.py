@@ -87,10 +87,8 @@ _WRAPPERS = frozenset(
 # The number of words of such a program that may precede the command.
 _MAX_WRAPPED = 50
 
-_COUNTS = re.compile(
-    r"-{1,2}(?:np|n|c|nproc_per_node|nproc-per-node|local_worker_num|worker_num)(?:=(\d+))?"
-)
-_PYTHON = re.compile(r"(?:.*/)?python[\d.]*|.*\.py")
+_COUNTS = r"-{1,2}(?:np|n|c|nproc_per_node|nproc-per-node|local_worker_num|worker_num)(?:=(\d+))?"
+_PYTHON = r"(?:.*/)?python[\d.]*|.*\.py"
 
 
 class Nested(NamedTuple):
@@ -267,7 +265,7 @@ def _nested(command: Command, where: str, *, has_wait: bool, is_ignored: bool) -
     if known:
         what, replacement = f"starts {known.shown} itself", replacement_of(known.launcher, argv)
         return Nested(where, what, replacement, not is_left_behind, is_ignored)
-    if command.is_repeated and is_left_behind and any(map(_PYTHON.fullmatch, argv)):
+    if command.is_repeated and is_left_behind and any(re.fullmatch(_PYTHON, word) for word in argv):
         what = "starts processes in a loop and does not wait for them"
         replacement = f"--procs-per-node N {_program(argv)}"
         return Nested(where, what, replacement, is_waited_for=False, is_failure_ignored=False)
@@ -284,7 +282,7 @@ def replacement_of(launcher: str, argv: Sequence[str]) -> str:
 def _count(argv: Sequence[str]) -> str:
     """Return the number of ranks that a command starts; empty if it is in a variable."""
     for argument, following in pairwise((*argv, "")):
-        option = _COUNTS.fullmatch(argument)
+        option = re.fullmatch(_COUNTS, argument)
         if option:
             return option.group(1) or (following if following.isdecimal() else "")
     return ""

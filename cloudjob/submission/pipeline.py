@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -226,7 +225,6 @@ def _sent(package: CodePackage, kept: StoredLayers) -> Progress:
 # -- a submit that fails leaves either a job or nothing -------------------------------------------
 
 
-@dataclass(slots=True)
 class Undo:
     """The steps to undo if a submit fails.
 
@@ -235,8 +233,9 @@ class Undo:
         is_over: Whether the job was sent, after which nothing is undone.
     """
 
-    on_platform: Callable[[], None] | None = None
-    is_over: bool = False
+    def __init__(self) -> None:
+        self.on_platform: Callable[[], None] | None = None
+        self.is_over = False
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,8 +81,7 @@ class Member(NamedTuple):
     values: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A job with everything that its submit needs; nothing of it was sent.
 
     Args:
@@ -112,7 +110,7 @@ class Prepared:
         """Return the job with another package, or with fresh keys of its store."""
         submission = _submission(self.spec, self.paths, package, layers, self.target.store)
         request = self.target.backend.build(submission)
-        return replace(self, package=package, layers=layers, submission=submission, request=request)
+        return self._replace(package=package, layers=layers, submission=submission, request=request)
 
 
 def prepare(
@@ -230,7 +228,7 @@ def _submission(
     is_local = all(uri.startswith("file:") for uri in uris if uri)
     bundle = None if is_local else certificates.bundle(os.environ)
     access = {**certificates.access(bundle), **_access(spec, paths, store, layers)}
-    return replace(submission, access=access)
+    return submission._replace(access=access)
 
 
 def _access(

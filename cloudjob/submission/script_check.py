@@ -36,8 +36,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
 
-_WEB_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.I)
-_SHELL = re.compile(rb"#!.*\b(bash|dash|sh)\b")
+_WEB_PAGE = rb"(?i)(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b"
+_SHELL = rb"#!.*\b(bash|dash|sh)\b"
 _SHOWN = 60
 # The bash of macOS is older and lacks what version 4 added: ``|&``, ``&>>``, ``;&``, ``coproc``.
 _BASH = 4
@@ -112,12 +112,12 @@ def _problem(spec: JobSpec, file: File) -> Problem | None:
         # Path.exists raises for a name that is too long, which is reported when it is packed.
         return None if os.path.exists(file.path) else _program(spec)  # noqa: PTH110
     name = one_line(spec.script)
-    if _WEB_PAGE.match(file.data):
+    if re.match(_WEB_PAGE, file.data):
         hint = "on GitHub, download the raw file instead of saving its page"
         return Problem(f"{name} is a web page (HTML), not a program", hint)
     if file.path.suffix == ".py":
         return _python(spec, name, file)
-    shebang = _SHELL.match(file.data)
+    shebang = re.match(_SHELL, file.data)
     shell = "bash" if file.path.suffix == ".sh" else shebang and shebang.group(1).decode()
     return _shell(file, shell) if shell and b"\0" not in file.data else None
 

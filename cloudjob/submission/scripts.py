@@ -24,7 +24,7 @@ _LAZY_NODES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.If)
 # The files that a script uses are followed up to this number.
 _MAX_FILES = 200
 # Files that a shell script names; the second form is a module of Python.
-_STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b|(?<=-m )[\w.]+")
+_STARTED = r"[\w./-]+\.(?:py|sh)\b|(?<=-m )[\w.]+"
 # Installed packages, which take precedence over a folder of that name without __init__.py.
 _INSTALLED = frozenset(("horovod", "mindspore", "mpi4py", "torch"))
 
@@ -155,7 +155,7 @@ class Files(dict[Path, File]):
         """Return the modules that a Python file imports, or the files that another one names."""
         if path.suffix == ".py":
             return self.imports(path, folder).local
-        names = _STARTED.findall(self[path].data.decode("utf-8", "replace"))
+        names = re.findall(_STARTED, self[path].data.decode("utf-8", "replace"))
         modules = (name for name in names if not name.endswith((".py", ".sh")))
         names += [f"{name.replace('.', '/')}.py" for name in modules]
         inner = (name for name in names if not name.startswith("/") and ".." not in name)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cloudjob.submission.scripts import File
 
 SHELLS = frozenset(("bash", "sh", "dash", "source", "."))
-_SHEBANG = re.compile(rb"#!.*\b(ba|da|z)?sh\b")
+_SHEBANG = rb"#!.*\b(ba|da|z)?sh\b"
 # A shell script written by hand is shorter; what follows is data.
 _MAX_LETTERS = 100_000
 _OPERATORS = "();<>|&\n"
@@ -23,18 +23,18 @@ _PREFIXES = frozenset(
         *("then", "do", "else", "elif", "if", "while", "until"),
     )
 )
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
-_CONTINUED = re.compile(r"^.*(?:\\\n.*)+", re.M)
-_DOCUMENT = re.compile(r"(?<!<)<<-?\s*['\"]?([A-Za-z_]\w*)")
+_ASSIGNMENT = r"[A-Za-z_]\w*\+?="
+_CONTINUED = r"(?m)^.*(?:\\\n.*)+"
+_DOCUMENT = r"(?<!<)<<-?\s*['\"]?([A-Za-z_]\w*)"
 # A comment, or what may contain ``#`` without being one.
-_COMMENT = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<![^\s;&|()])(#)[^\n]*""", re.S)
-_STARTS = re.compile(
+_COMMENT = r"""(?s)'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<![^\s;&|()])(#)[^\n]*"""
+_STARTS = (
     r"os\.(?:system|popen|exec\w+|spawn\w+|posix_spawnp?)|pty\.spawn|runpy\.run_module"
     r"|subprocess\.(?:run|call|check_call|check_output|Popen|getoutput|getstatusoutput)"
     r"|asyncio\.create_subprocess_(?:exec|shell)"
 )
 # These raise an exception when the command has failed, or end the script.
-_CHECKED = re.compile(r".*\.(?:check_\w+|run_module|exec\w+)")
+_CHECKED = r".*\.(?:check_\w+|run_module|exec\w+)"
 # A script that reads its rank can also be started by a launcher, and then starts none.
 _RANKS = (b"LOCAL_RANK", b"'RANK'", b'"RANK"')
 # The placeholder for a text that is known only when the script runs.
@@ -64,7 +64,7 @@ def read(file: File) -> list[Command]:
     """Return the commands of a script; none if it is neither for Python nor for a shell."""
     if file.path.suffix == ".py":
         return list(_of_python(file))
-    if file.path.suffix == ".sh" or _SHEBANG.match(file.data):
+    if file.path.suffix == ".sh" or re.match(_SHEBANG, file.data):
         return of_shell(file.data.decode("utf-8", "replace"))
     return []
 
@@ -88,7 +88,7 @@ def of_shell(text: str) -> list[Command]:
 def _unwrapped(words: list[str], line: int, *, is_repeated: bool) -> list[Command]:
     """Return a command without what precedes it; for ``bash -c TEXT``, those of the text."""
     at = 0
-    while at < len(words) and (words[at] in _PREFIXES or _ASSIGNMENT.match(words[at])):
+    while at < len(words) and (words[at] in _PREFIXES or re.match(_ASSIGNMENT, words[at])):
         at += 1
     argv = tuple(words[at:])
     if not argv:
@@ -120,8 +120,8 @@ def _simple_commands(text: str) -> Iterator[tuple[int, list[str], str]]:
 
 def _tokens(text: str) -> Iterator[str]:
     """Yield the words and operators of a shell script, up to a quote that is never closed."""
-    text = _CONTINUED.sub(_joined, text)
-    text = _COMMENT.sub(lambda match: "" if match[1] else match[0], text)
+    text = re.sub(_CONTINUED, _joined, text)
+    text = re.sub(_COMMENT, lambda match: "" if match[1] else match[0], text)
     lexer = shlex.shlex(_without_documents(text), posix=True, punctuation_chars=_OPERATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
@@ -141,7 +141,7 @@ def _without_documents(text: str) -> str:
     lines: list[str] = []
     end = ""
     for line in text.split("\n"):
-        document = _DOCUMENT.search(line)
+        document = re.search(_DOCUMENT, line)
         lines.append("" if end else line)
         if end:
             end = "" if line.strip() == end else end
@@ -164,8 +164,8 @@ def _of_python(file: File) -> Iterator[Command]:
         function = file.full_name(call.func)[0] if isinstance(call, ast.Call) else ""
         if not isinstance(call, ast.Call) or not function:
             continue
-        if _STARTS.fullmatch(function):
-            is_checked = _CHECKED.match(function) or any(
+        if re.fullmatch(_STARTS, function):
+            is_checked = re.match(_CHECKED, function) or any(
                 key.arg == "check" for key in call.keywords
             )
             is_failure_ignored = id(call) in bare and not is_checked

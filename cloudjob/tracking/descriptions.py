@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
-import socket
-from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.errors import InvalidKey, JobNotFound, ObjectMissing, StoreError
 from cloudjob.home.records import JobRecord
@@ -25,10 +24,13 @@ from cloudjob.store.files import is_temporary
 from cloudjob.store.parallel import call_each_in_time, call_with_timeout, in_parallel
 from jobentry.contract.paths import JobPaths
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 FOLDER = "jobs/"
 _VERSION = 1
 # Someone else may have written the description, and its id becomes part of paths and keys.
-_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_ID = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 # The largest number that the records can store.
 _LARGEST = 2**63 - 1
 _NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")
@@ -82,7 +84,7 @@ def submitter() -> str:
     except (KeyError, OSError):
         # A container may run as a user without a name.
         user = ""
-    return f"{user}@{socket.gethostname()}"
+    return f"{user}@{os.uname().nodename}"
 
 
 def dump(record: JobRecord, home: Path) -> bytes:
@@ -112,7 +114,7 @@ def load(data: bytes, store: str, job: str) -> JobRecord:
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is not a description of a job: {error}") from error
     scheme, _, rest = record.handle.partition("://")
-    is_of_job = _ID.fullmatch(job) and job == record.job == rest.rpartition("/")[2]
+    is_of_job = re.fullmatch(_ID, job) and job == record.job == rest.rpartition("/")[2]
     is_of_backend = scheme.partition("+")[0] == record.backend and record.backend in BACKENDS
     if not (is_of_job and is_of_backend):
         raise ValueError(f"its handle {record.handle!r} does not match")
@@ -159,7 +161,7 @@ def read(store: ObjectStore, uri: str, job: str) -> JobRecord | None:
     Raises:
         StoreError: The store cannot be read, or the description is damaged.
     """
-    if not _ID.fullmatch(job):
+    if not re.fullmatch(_ID, job):
         return None
     try:
         return load(store.get_bytes(key(job), limit_bytes=SMALL_LIMIT_BYTES), uri, job)

@@ -15,7 +15,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from jobentry.contract import env, exits, messages, names, paths, preflight, variables
+from jobentry.contract import env, exits, messages, names, paths, preflight_levels, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Outcome
 from jobentry.contract.paths import NodePaths
@@ -383,7 +383,7 @@ def _start_preflight(
 ) -> NodePreflight | None:
     """Offer the check of the nodes to the others, unless the job has none."""
     # Nodes of an elastic job come and go, and it continues without those that cannot work.
-    if node.preflight == preflight.OFF or node.min_nodes:
+    if node.preflight == preflight_levels.OFF or node.min_nodes:
         return None
     from jobentry.control.preflight import offer
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import cloudjob
-from cloudjob.model.job import JobSpec, Options
 from cloudjob.model.sections import Process
 from tests.support.projects import enter_project
 from tests.support.statuses import status_of
@@ -292,10 +291,6 @@ def test_an_unknown_output_is_refused_by_name():
 
     assert caught.value.hint == "it has MODEL"
     job.wait(timeout_s=LIMIT_S)
-
-
-def test_the_options_of_submit_are_the_keys_of_a_job_file():
-    assert set(Options.__annotations__) == set(JobSpec.KEYS) - {"script", "args"}
 
 
 def test_the_public_names_can_be_imported_and_have_docstrings():

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,7 @@ def test_fresh_keys_go_into_the_secret_of_a_job_with_temporary_ones(
     """A Secret with keys that never expire is immutable."""
     access = {"CLOUDJOB_S3_SESSION_TOKEN": "old"} if is_temporary else {}
     handle = proxied.backend.send(
-        proxied.backend.build(replace(submission("volcano"), access=access))
+        proxied.backend.build(submission("volcano")._replace(access=access))
     )
     path = proxied.lab.core("Secret", f"{job_of(handle)}-delivery")
 

@@ -13,24 +13,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudjob import installation
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices
-from cloudjob.backends.follow import PIECE_BYTES, node_logs, poll, read_ends
 from cloudjob.backends.process import (
     devices,
-    entering,
     isolation,
     node_files,
     running,
     ssh_config,
 )
 from cloudjob.backends.process import request as requests
-from cloudjob.backends.process.keeper import children_of
 from cloudjob.backends.process.request import ProcessRequest
 from cloudjob.errors import BackendError, JobNotFound, RunsElsewhere
 from cloudjob.home import private_folder, writing
@@ -38,7 +34,6 @@ from cloudjob.model import grid, times
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import MASK
 from jobentry.contract.launchers import LAUNCHERS
-from jobentry.system.requests import RequestError, ask
 from jobentry.system.trees import remove_tree
 
 # What a submit does not need is imported where it is used.
@@ -119,10 +114,9 @@ class ProcessBackend(Backend[ProcessRequest]):
         return requests.machine_of(self._options, self._home)
 
     def show(self, request: ProcessRequest) -> dict[str, Any]:
-        shown = asdict(request)
-        for node in shown["nodes"]:
-            node["env"].update(dict.fromkeys(request.secret_names, MASK))
-        return shown
+        secrets = dict.fromkeys(request.secret_names, MASK)
+        nodes = [{**node._asdict(), "env": node.env | secrets} for node in request.nodes]
+        return {**request._asdict(), "nodes": nodes}
 
     def environments(self, request: ProcessRequest) -> tuple[Mapping[str, str], ...]:
         return tuple(node.env for node in request.nodes)
@@ -236,6 +230,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         return state.lost_status(folder, found, state.LOST)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
+        from cloudjob.backends.follow import node_logs, poll
         from cloudjob.backends.process import state
 
         job, folder = self._found(handle)
@@ -263,6 +258,8 @@ class ProcessBackend(Backend[ProcessRequest]):
                 self._need_visible(job, "following the log of")
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
+        from cloudjob.backends.follow import node_logs, read_ends
+
         for index, path in node_logs(self._found(handle)[1]).items():
             for data in read_ends(path):
                 yield index, data
@@ -280,6 +277,9 @@ class ProcessBackend(Backend[ProcessRequest]):
     def command_on(
         self, handle: str, node: int, arguments: Sequence[str], *, is_terminal: bool
     ) -> list[str]:
+        from cloudjob.backends.process import entering
+        from cloudjob.backends.process.keeper import children_of
+
         self._need_local(self._found(handle)[0], "entering a node of")
         _, nodes = self.nodes(handle)
         is_running = node < len(nodes) and nodes[node]["exit_code"] is None
@@ -295,6 +295,8 @@ class ProcessBackend(Backend[ProcessRequest]):
             raise RunsElsewhere(doing, job, running.name_of_host(self._home, job))
 
     def ask(self, handle: str, request: bytes) -> bytes:
+        from jobentry.system.requests import RequestError, ask
+
         job, _ = self._found(handle)
         doing = f"asking the nodes of {handle}"
         self._need_local(job, "asking the nodes of")
@@ -422,7 +424,8 @@ def _send_request(
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    values = {key: value for key, value in asdict(request).items() if key not in _NOT_SENT}
+    values = {key: value for key, value in request._asdict().items() if key not in _NOT_SENT}
+    values["nodes"] = [node._asdict() for node in request.nodes]
     values["running"], values["lock"] = str(path), lock
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json.dumps(values).encode("ascii"))
@@ -441,6 +444,8 @@ def _signal(process: int, number: int) -> None:
 
 
 def _read(path: Path, offset: int) -> bytes:
+    from cloudjob.backends.follow import PIECE_BYTES
+
     try:
         with path.open("rb") as file:
             file.seek(offset)

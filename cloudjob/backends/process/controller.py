@@ -13,8 +13,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cloudjob.backends import attempts, supervision
 from cloudjob.backends.attempts import Attempt, Rules
@@ -58,16 +58,14 @@ _NOTES = {
 }
 
 
-@dataclass(slots=True)
 class _Node:
-    request: NodeRequest
-    process: int = 0
-    started_at: float = 0.0
-    ended_at: float = 0.0
-    exit_code: int | None = None
-    # The end on the monotonic clock.
-    ended_s: float = float("inf")
-    is_reported: bool = False
+    def __init__(self, request: NodeRequest) -> None:
+        self.request, self.process = request, 0
+        self.started_at = self.ended_at = 0.0
+        self.exit_code: int | None = None
+        # The end on the monotonic clock.
+        self.ended_s = float("inf")
+        self.is_reported = False
 
     @property
     def is_running(self) -> bool:
@@ -79,38 +77,35 @@ class _Node:
         return supervision.Node(self.is_running, self.exit_code, self.ended_s, self.is_reported)
 
 
-@dataclass(slots=True)
 class Controller:
-    """One job: its nodes and its state file. Most fields come from the job's request.
+    """One job: its nodes and its state file."""
 
-    Args:
-        running: The file that is locked while the job runs.
-        lock: The descriptor of that file.
-    """
-
-    folder: str
-    run_dir: str
-    running: str
-    hosts: str
-    argv: list[str]
-    rules: Rules
-    grace_s: float
-    nodes: list[_Node]
-    is_led: bool = True
-    keeps_homes: bool = False
-    is_elastic: bool = False
-    lock: int | None = None
-    started_at: float = field(default_factory=time.time)
-    # The attempts that have failed, and the sizes of the logs when the present one began.
-    _failed: list[Attempt] = field(default_factory=list)
-    _log_sizes: Sequence[int] = ()
-    _attempt: int = 1
-    _begun_s: float = field(default_factory=time.monotonic)
-    # What was done to the nodes, by the monotonic clock.
-    _past: Past = field(default_factory=Past)
-    _message: str = ""
-    # The descriptor from which the number of each signal can be read.
-    _wake: int = -1
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self.folder: str = request["folder"]
+        self.run_dir: str = request["run_dir"]
+        # The file that is locked while the job runs, and its descriptor.
+        self.running: str = request["running"]
+        self.lock: int | None = request["lock"]
+        self.hosts: str = request["hosts"]
+        self.argv: list[str] = request["argv"]
+        on = tuple(request["retry_on"])
+        self.rules = Rules(request["retries"], on, request["backoff_s"])
+        self.grace_s: float = request["grace_s"]
+        self.nodes = [_Node(NodeRequest(**node)) for node in request["nodes"]]
+        self.is_led: bool = request["is_led"]
+        self.keeps_homes: bool = request["keeps_homes"]
+        self.is_elastic: bool = request["is_elastic"]
+        self.started_at = time.time()
+        # The attempts that have failed, and the sizes of the logs when the present one began.
+        self._failed: list[Attempt] = []
+        self._log_sizes: Sequence[int] = ()
+        self._attempt = 1
+        self._begun_s = time.monotonic()
+        # What was done to the nodes, by the monotonic clock.
+        self._past = Past()
+        self._message = ""
+        # The descriptor from which the number of each signal can be read.
+        self._wake = -1
 
     @property
     def is_cancelled(self) -> bool:
@@ -266,7 +261,7 @@ class Controller:
         try:
             signal.set_wakeup_fd(-1)
             env = {**node.request.env, **self._variables(node)}
-            request = replace(node.request, env=env)
+            request = node.request._replace(env=env)
             keeper = Keeper(request, self.argv, self.hosts, controller, self.lock)
             code = keeper.run()
         except Exception as error:  # noqa: BLE001 (whatever it is, the log must name it)
@@ -464,9 +459,7 @@ def main() -> None:
     with os.fdopen(0, "rb", closefd=False) as file:
         # A submitter that is killed while it writes has started nothing.
         request = json.loads(file.read())
-    nodes = [_Node(NodeRequest(**node)) for node in request["nodes"]]
-    rules = Rules(request.pop("retries"), tuple(request.pop("retry_on")), request.pop("backoff_s"))
-    controller = Controller(**{**request, "nodes": nodes, "rules": rules})
+    controller = Controller(request)
     controller.open_state()
     with contextlib.suppress(BrokenPipeError):
         # If the submitter is killed from here on, the job runs and its record finds it.

@@ -12,7 +12,6 @@ import functools
 import itertools
 import os
 import re
-import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
@@ -83,7 +82,8 @@ def isolate(
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")
         _write("/proc/self/gid_map", f"{group} {group} 1")
-    socket.sethostname(host.partition(".")[0])
+    name = os.fsencode(host.partition(".")[0])
+    _check(libc.sethostname(name, len(name)), "sethostname")
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount /")
     _bind(libc, hosts_file, "/etc/hosts")
     own_config = os.path.join(os.path.dirname(hosts_file), ssh_config.NAME)

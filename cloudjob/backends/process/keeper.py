@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from cloudjob.backends.process.isolation import Mount, is_on_machine, isolate
@@ -26,8 +25,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 _POWERED_OFF = 128 + signal.SIGKILL
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRequest:
+class NodeRequest(NamedTuple):
     """One node of a job.
 
     Args:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from cloudjob.backends.encoding import file_path
 from cloudjob.backends.process import isolation
@@ -14,8 +15,7 @@ from cloudjob.backends.process.isolation import Mount
 from cloudjob.model.submission import Submission
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
+class Files(NamedTuple):
     """What a node sees of this machine's files below the folders that are private to nodes.
 
     Args:
@@ -26,8 +26,8 @@ class Files:
         places: What a node can only read, under the same path.
     """
 
-    written: Mapping[str, str] = field(default_factory=dict)
-    read: Mapping[str, str] = field(default_factory=dict)
+    written: Mapping[str, str] = MappingProxyType({})
+    read: Mapping[str, str] = MappingProxyType({})
     named: tuple[str, ...] = ()
     places: tuple[Mount, ...] = ()
 

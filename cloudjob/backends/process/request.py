@@ -9,9 +9,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudjob.backends import interpreters
 from cloudjob.backends.process import devices, isolation, node_files
@@ -34,8 +33,7 @@ NEEDS_LINUX = (
 _MAX_TMPDIR_LENGTH = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(NamedTuple):
     """The tools and devices of this machine.
 
     Args:
@@ -69,8 +67,7 @@ class Machine:
     editable_installs: tuple[interpreters.PathFile, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessRequest:
+class ProcessRequest(NamedTuple):
     """The request to the controller of a job.
 
     Args:

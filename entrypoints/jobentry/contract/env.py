@@ -10,7 +10,7 @@ import json
 import re
 from typing import Mapping, NamedTuple
 
-from jobentry.contract import devices, names, preflight
+from jobentry.contract import devices, names, preflight_levels
 from jobentry.contract.hang_actions import ACTIONS, WARN
 
 DEFAULT_SSHD_PORT = 38888
@@ -25,8 +25,8 @@ DEFAULT_HANG_AFTER_S = 600.0
 RESTORE_NONE, RESTORE_OWN, RESTORE_ALL = "none", "own", "all"
 RESTORE_CHOICES = (RESTORE_NONE, RESTORE_OWN, RESTORE_ALL)
 
-_LIST = re.compile(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\Z", re.ASCII)
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_LIST = r"(?a)[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\Z"
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
 
 
 class EnvError(Exception):
@@ -74,7 +74,7 @@ class NodeEnv(NamedTuple):
         delivered_dir: The folder of files that the backend put into this container.
         first_version: Whether ranks get the variables of the platform's first version as well.
         stall_s: Seconds for which the connection between head and workers may be silent.
-        preflight: How much to check before the ranks start: one of ``preflight.LEVELS``.
+        preflight: How much to check before the ranks start: one of ``preflight_levels.LEVELS``.
         hang_action: What to do with a job that hangs: one of ``hang_actions.ACTIONS``.
         hang_after_s: How many seconds after the report of the hang to end the job.
         hang_scale: A factor for the times after which a job counts as hung.
@@ -107,7 +107,7 @@ class NodeEnv(NamedTuple):
     timeout_s: float = 0.0
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     min_nodes: int = 0
-    preflight: str = preflight.QUICK
+    preflight: str = preflight_levels.QUICK
     hang_action: str = WARN
     hang_after_s: float = DEFAULT_HANG_AFTER_S
     hang_scale: float = 1.0
@@ -148,12 +148,12 @@ class NodeEnv(NamedTuple):
 
 def is_name(text: str) -> bool:
     """Whether ``text`` can name an environment variable."""
-    return _NAME.match(text) is not None
+    return re.match(_NAME, text) is not None
 
 
 def is_list(text: str) -> bool:
     """Whether ``text`` lists nodes or ranks: ``0``, ``0,2-3``."""
-    return _LIST.match(text) is not None
+    return re.match(_LIST, text) is not None
 
 
 def is_listed(number: int, text: str) -> bool:
@@ -210,7 +210,7 @@ def write(node: NodeEnv) -> dict[str, str]:
         names.TUNE_ENV_FILE: node.open_mpi.tune_file,
         names.CLOUDJOB_MIN_NODES: str(node.min_nodes or ""),
         names.CLOUDJOB_FIRST_VERSION: "1" if node.first_version else "",
-        names.CLOUDJOB_PREFLIGHT: _unless(preflight.QUICK, node.preflight),
+        names.CLOUDJOB_PREFLIGHT: _unless(preflight_levels.QUICK, node.preflight),
         names.CLOUDJOB_HANG_ACTION: _unless(WARN, node.hang_action),
         names.CLOUDJOB_HANG_AFTER_S: _unless(DEFAULT_HANG_AFTER_S, node.hang_after_s),
         names.CLOUDJOB_HANG_SCALE: _unless(1.0, node.hang_scale),
@@ -267,7 +267,7 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         timeout_s=reader.seconds(names.CLOUDJOB_TIMEOUT_S, 0.0),
         start_timeout_s=reader.seconds(names.CLOUDJOB_START_TIMEOUT_S, DEFAULT_START_TIMEOUT_S),
         min_nodes=reader.nodes(names.CLOUDJOB_MIN_NODES, len(hosts)),
-        preflight=reader.choice(names.CLOUDJOB_PREFLIGHT, preflight.LEVELS),
+        preflight=reader.choice(names.CLOUDJOB_PREFLIGHT, preflight_levels.LEVELS),
         hang_action=reader.choice(names.CLOUDJOB_HANG_ACTION, ACTIONS),
         hang_after_s=reader.seconds(names.CLOUDJOB_HANG_AFTER_S, DEFAULT_HANG_AFTER_S),
         hang_scale=reader.factor(names.CLOUDJOB_HANG_SCALE),

@@ -30,9 +30,9 @@ MANIFEST_LIMIT_BYTES = 256 * 1024 * 1024
 DESCRIPTOR_LIMIT_BYTES = 1024 * 1024
 LAYERS_LIMIT = 64
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_MODE = re.compile(r"0[0-7]{3}")
-_KEY = re.compile(r"layers/([0-9a-f]{64})(?:\.[0-9a-z]{1,16})?")
+_DIGEST = r"[0-9a-f]{64}"
+_MODE = r"0[0-7]{3}"
+_KEY = r"layers/([0-9a-f]{64})(?:\.[0-9a-z]{1,16})?"
 _LIMIT = 1 << 62
 
 
@@ -181,7 +181,7 @@ def load_manifest(data: bytes) -> Manifest:
     entries, contents = [], {}  # type: list[Entry], dict[str, str]
     for row in _rows(value, "files"):
         digest = row.get("sha256")
-        if type(digest) is not str or not _DIGEST.fullmatch(digest):
+        if type(digest) is not str or not re.fullmatch(_DIGEST, digest):
             _refuse("a SHA-256 is missing")
         size_bytes, name = _number(row.get("size")), _text(row.get("path"))
         entries.append(Entry(name, FILE, _mode(row.get("mode")), size_bytes, digest))
@@ -226,7 +226,7 @@ def load_descriptor(data: bytes) -> Descriptor:
     if len({layer.key for layer in layers}) != len(layers):
         _refuse("a layer is listed twice")
     digest = _text(value.get("digest"))
-    if not digest.startswith("sha256:") or not _DIGEST.fullmatch(digest[7:]):
+    if not digest.startswith("sha256:") or not re.fullmatch(_DIGEST, digest[7:]):
         _refuse("it has no digest")
     return Descriptor(digest, _number(value.get("files")), _number(value.get("size_bytes")), layers)
 
@@ -242,7 +242,7 @@ def damage_key(layer_key: str) -> str:
     Raises:
         FormatError: This is not the key of a layer.
     """
-    if _KEY.fullmatch(layer_key) is None:
+    if re.fullmatch(_KEY, layer_key) is None:
         _refuse("%a is not the key of a layer" % layer_key)
     return DAMAGED + layer_key[len(LAYERS) :]
 
@@ -254,7 +254,7 @@ def damage_uri(descriptor_uri: str, layer_key: str) -> str:
 
 def _layer(row: dict[str, Any]) -> Layer:
     layer = Layer(_text(row.get("key")), _text(row.get("digest")), _number(row.get("size_bytes")))
-    match = _KEY.fullmatch(layer.key)
+    match = re.fullmatch(_KEY, layer.key)
     if match is None or match.group(1) != layer.digest:
         _refuse("%a is not the key of a layer" % layer.key)
     return layer
@@ -306,7 +306,7 @@ def _text(value: Any) -> str:
 
 
 def _mode(value: Any) -> int:
-    if not isinstance(value, str) or not _MODE.fullmatch(value):
+    if not isinstance(value, str) or not re.fullmatch(_MODE, value):
         _refuse("a mode is missing")
     return int(value, 8)
 

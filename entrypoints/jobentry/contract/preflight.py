@@ -8,9 +8,6 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from jobentry.contract.malformed import MALFORMED
 
-# How much to check, as the key ``preflight`` of a job file says.
-QUICK, FULL, OFF = "quick", "full", "off"
-LEVELS = (QUICK, FULL, OFF)
 # A limit that is not set, and a size that is not known.
 UNLIMITED, UNKNOWN = -1, -2
 

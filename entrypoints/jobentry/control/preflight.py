@@ -14,7 +14,6 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.contract.paths import NodePaths
 from jobentry.contract.preflight import (
-    FULL,
     Finding,
     NodeFacts,
     PreflightError,
@@ -23,6 +22,7 @@ from jobentry.contract.preflight import (
     Transfer,
     Weight,
 )
+from jobentry.contract.preflight_levels import FULL
 from jobentry.control import handshake, transport
 from jobentry.control.peers import WorkerPool
 from jobentry.control.run import JobContext

@@ -11,7 +11,6 @@ from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.preflight import (
-    FULL,
     UNKNOWN,
     UNLIMITED,
     Endpoint,
@@ -23,6 +22,7 @@ from jobentry.contract.preflight import (
     Subject,
     Weight,
 )
+from jobentry.contract.preflight_levels import FULL
 from jobentry.system.addresses import is_loopback
 
 _MIB = 1 << 20

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import docker.errors
@@ -125,7 +124,7 @@ def test_access_to_the_store_is_masked_like_a_secret():
     """The credentials are in the entry's file, not in the configuration, and masked when shown."""
     access = {"CLOUDJOB_S3_ENDPOINT": "https://s3", "CLOUDJOB_S3_SECRET_KEY": "k3y"}
 
-    made = request.build(replace(submission(), access=access), "me")
+    made = request.build(submission()._replace(access=access), "me")
 
     for node in made.nodes:
         assert "k3y" not in json.dumps(node.config)

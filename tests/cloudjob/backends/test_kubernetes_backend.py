@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,7 @@ def test_many_jobs_are_one_list_of_jobs_and_one_of_pods(api: FakeApi, tmp_path: 
     handles = []
     for number in range(20):
         job.request = job.backend.build(
-            replace(submission(engine, nodes=2), job=f"train-234567{number:02}")
+            submission(engine, nodes=2)._replace(job=f"train-234567{number:02}")
         )
         job.name, job.pods = job.request.job_names.name, []
         job.path = job.engine.resource.path(NAMESPACE, job.name)

@@ -88,7 +88,7 @@ def submission(engine: str = "volcano", options: Any = None, **values: Any) -> S
         record_uri="s3://bucket/x/train-2345678b/record/exit.json",
         outputs=(("OUT", "s3://bucket/x/train-2345678b/outputs/OUT"),),
     )
-    return replace(made, access={names.CLOUDJOB_S3_SECRET_KEY: "very secret"})
+    return made._replace(access={names.CLOUDJOB_S3_SECRET_KEY: "very secret"})
 
 
 def build(engine: str = "volcano", options: Any = None, **values: Any):
@@ -205,7 +205,7 @@ def test_the_host_names_of_the_longest_job_fit(job: str, engine: Engine):
 
 def test_a_job_whose_host_names_are_too_long_is_refused():
     """The API server refuses an Indexed Job whose last pod has no valid host name."""
-    long = replace(submission("job", nodes=3), job="a" * 62)
+    long = submission("job", nodes=3)._replace(job="a" * 62)
     with pytest.raises(SpecError) as caught:
         request.build(long, INDEXED, "lab")
 
@@ -342,7 +342,7 @@ def test_bytes_that_are_not_utf8_are_sent_in_the_secret():
 
 def test_a_job_of_one_node_without_secrets_has_no_secret():
     """A Secret that nothing would read is not created."""
-    plain = replace(submission("volcano", nodes=1, secrets={}), access={})
+    plain = submission("volcano", nodes=1, secrets={})._replace(access={})
     made = request.build(plain, VOLCANO, "lab")
 
     assert made.secret is None

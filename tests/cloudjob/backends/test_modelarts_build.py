@@ -52,7 +52,7 @@ def submission(**values: Any) -> Submission:
         record_uri=f"{STORE}/train-2345678b/record/exit.json",
         outputs_uri=f"{STORE}/train-2345678b/outputs",
     )
-    return replace(made, access={"CLOUDJOB_S3_SECRET_KEY": "the-secret-key"})
+    return made._replace(access={"CLOUDJOB_S3_SECRET_KEY": "the-secret-key"})
 
 
 EVERYTHING = {
@@ -275,7 +275,7 @@ def test_settings_that_modelarts_does_not_support_are_refused(
 def test_a_store_that_is_not_obs_is_refused():
     """ModelArts copies code only from OBS."""
     made = submission()
-    other = replace(made, code=Code("file:///x/train-2345678b/code.json", made.code.digest))
+    other = made._replace(code=Code("file:///x/train-2345678b/code.json", made.code.digest))
     with pytest.raises(SpecError) as caught:
         request.build(other, SITE)
 

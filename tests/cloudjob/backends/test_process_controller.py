@@ -38,6 +38,7 @@ def start(tmp_path):
             "retry_on": [],
             "backoff_s": 0.0,
             "grace_s": 1.0,
+            "lock": None,
             "is_led": True,
             "keeps_homes": False,
             "is_elastic": False,

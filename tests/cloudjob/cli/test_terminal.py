@@ -24,7 +24,8 @@ print_table([("{JOB}", "FAILED", 16)], ("JOB", "STATE", "NODES"), numbers=("NODE
 print_table([("docker", "MISSING", "there is no engine: \\x1b[2J, is it running?")])
 """
 TRANSFER = """
-import logging, time
+import time
+from cloudjob import library_log
 from cloudjob.cli import live
 from cloudjob.cli.messages import print_library_log
 live._QUIET_S = 0.0
@@ -32,7 +33,7 @@ print_library_log()
 with live.Transfers("sent") as transfers:
     transfers.start()
     transfers.update(150_000_000, 200_000_000)
-    logging.getLogger("cloudjob").warning("asking: no answer")
+    library_log.warn("asking: no answer")
     time.sleep(0.2)
     transfers.update(160_000_000, 200_000_000)
 """

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobentry.contract import env, hang_actions, names, preflight
+from jobentry.contract import env, hang_actions, names, preflight_levels
 from jobentry.contract.env import EnvError, MindSpore, NodeEnv, OpenMpi
 
 TEXT = st.text(st.characters(exclude_characters="\0"), max_size=20)
@@ -55,7 +55,7 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
         timeout_s=draw(SECONDS),
         start_timeout_s=draw(SECONDS),
         min_nodes=draw(st.integers(0, len(hosts))),
-        preflight=draw(st.sampled_from(preflight.LEVELS)),
+        preflight=draw(st.sampled_from(preflight_levels.LEVELS)),
         hang_action=draw(st.sampled_from(hang_actions.ACTIONS)),
         hang_after_s=draw(SECONDS),
         hang_scale=draw(st.floats(0.001, 1000)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobentry.contract import preflight
+from jobentry.contract import preflight, preflight_levels
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import ENTRY_FAILED, Cause
 from jobentry.contract.preflight import (
@@ -55,7 +55,9 @@ class Loop:
 class Nodes:
     """The nodes of a job, each with a function from a question to its answer, None for none."""
 
-    def __init__(self, *answers: Answer, level: str = preflight.QUICK, has_probe: bool = True):
+    def __init__(
+        self, *answers: Answer, level: str = preflight_levels.QUICK, has_probe: bool = True
+    ):
         self.answers = answers
         self.loop = Loop()
         self.asked: list[tuple[int, str]] = []
@@ -218,7 +220,7 @@ def test_a_full_check_measures_each_node_and_shows_a_table(capfd: pytest.Capture
 
         return answer
 
-    nodes = Nodes(to_slow(0), slow, to_slow(2), to_slow(3), level=preflight.FULL)
+    nodes = Nodes(to_slow(0), slow, to_slow(2), to_slow(3), level=preflight_levels.FULL)
 
     assert nodes.check.run() is None
 
@@ -234,7 +236,7 @@ def test_measurements_of_another_form_are_left_out(answer: Any):
     def odd(values: dict[str, Any]) -> Any:
         return good(1)(values) if values["step"] == "facts" else answer
 
-    assert Nodes(good(0), odd, level=preflight.FULL).check.run() is None
+    assert Nodes(good(0), odd, level=preflight_levels.FULL).check.run() is None
 
 
 def test_ports_are_closed_even_if_the_head_takes_no_part():

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from jobentry.contract.preflight import (
-    FULL,
-    QUICK,
     Disk,
     Endpoint,
     Finding,
@@ -24,6 +22,7 @@ from jobentry.contract.preflight import (
     Transfer,
     Weight,
 )
+from jobentry.contract.preflight_levels import FULL, QUICK
 from jobentry.preflight.judgement import Setting, judge
 
 MIB, GIB = 1 << 20, 1 << 30
