@@ -1,7 +1,7 @@
-"""Guardians of pytest: when it ends, however it ends, they end everything that its tests have started.
+"""Guardians of pytest: when it ends, however it ends, they end all that its tests have started.
 
-A subreaper adopts the processes whose parents have ended, so nothing that pytest starts can leave its
-guardian. There are two, one the parent of the other: if one is killed, the other one does its work.
+A subreaper adopts the processes whose parents have ended, so nothing that pytest starts can leave
+its guardian. There are two, one the parent of the other: if one is killed, the other one acts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LIMIT_S = 60.0
 def guard() -> None:
     """Return in a grandchild of this process, which itself becomes the outer guardian.
 
-    The outer guardian keeps the process id of the command, forwards signals to pytest and exits with
-    its exit code. Workers of xdist are children of pytest, so they need no guardians.
+    The outer guardian has the process id of the command, forwards signals to pytest and exits
+    with its exit code. Workers of xdist are children of pytest, so they need no guardians.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
