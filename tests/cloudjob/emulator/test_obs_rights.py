@@ -390,7 +390,7 @@ FORGED: dict[str, list[Sent]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("kind", FORGED)
 def test_a_forged_request_does_nothing_that_its_user_may_not_do(obs: Obs, kind: str):
-    """Where a request may have changed something, and after all of a user, the state is compared."""
+    """The state is compared where a request may have changed something, and after each user."""
     obs.restore()
     before = obs.state()
 
