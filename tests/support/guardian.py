@@ -13,6 +13,7 @@ import signal
 import time
 from pathlib import Path
 
+_LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -29,15 +30,14 @@ def guard() -> None:
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
-    prctl = ctypes.CDLL(None).prctl
     for _ in range(2):
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         guardian = os.getpid()
         child = os.fork()
         if child:
             os._exit(_exit_code_of(child))
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         if os.getppid() != guardian:
             # It was killed before the call of prctl.
@@ -47,15 +47,25 @@ def guard() -> None:
 def _exit_code_of(child: int) -> int:
     """Wait for a child, end everything that it has left behind, and return its exit code."""
     while True:
-        received = signal.sigwaitinfo(_SIGNALS)
+        number, code = _next_signal()
         # The kernel sends the signals of a terminal to pytest, too; their code is positive.
-        if received.si_signo != signal.SIGCHLD and received.si_code <= 0:
-            os.kill(child, received.si_signo)
+        if number in _FORWARDED and code <= 0:
+            os.kill(child, number)
         status = _reap().get(child)
         if status is not None:
             _end_rest()
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
+
+
+def _next_signal() -> tuple[int, int]:
+    """Wait for a signal, and return its number and its code: PyPy has no ``signal.sigwaitinfo``."""
+    wanted, information = ctypes.create_string_buffer(128), (ctypes.c_int * 32)()
+    _LIBC.sigemptyset(wanted)
+    for number in _SIGNALS:
+        _LIBC.sigaddset(wanted, int(number))
+    _LIBC.sigwaitinfo(wanted, information)
+    return information[0], information[2]
 
 
 def _reap() -> dict[int, int]:
