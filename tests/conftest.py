@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import folders, surroundings
+from tests.support import folders, guardian, surroundings
 from tests.support.servers import FaultProxy, Moto, SeaweedFS, Server, boto3_client
 
 if TYPE_CHECKING:
     import docker
+
+# Before any thread starts, and before any test.
+guardian.guard()
 
 _NUMBERS = itertools.count()
 

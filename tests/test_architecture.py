@@ -98,13 +98,6 @@ def relative_name(path: Path) -> str:
 # -- import rules -------------------------------------------------------------------------------
 
 
-def test_the_import_rules_hold():
-    """The rules are in pyproject.toml, for example the layers of the laptop half."""
-    done = run(SCRIPTS / "lint-imports", "--no-cache")
-
-    assert done.returncode == 0, done.stdout
-
-
 def test_the_import_rules_know_every_module_of_the_node_half():
     """The laptop half could import a module that the rules do not list."""
     tomllib = pytest.importorskip("tomllib")
@@ -237,16 +230,6 @@ def test_the_rules_for_nodes_and_attempts_do_no_io(name: str):
 
 
 # -- the node half: Python version, size, start-up time ------------------------------------
-
-
-def test_the_node_half_needs_no_python_newer_than_3_8():
-    """Vermin checks the standard library's members; annotations are never evaluated."""
-    done = run(
-        *(SCRIPTS / "vermin", "--quiet", "--violations", "--no-tips"),
-        *("--target=3.8-", "entrypoints"),
-    )
-
-    assert done.returncode == 0, done.stdout
 
 
 def test_annotations_are_never_evaluated():

@@ -181,9 +181,7 @@ class StatusReader:
             return status
         found = self._exit_record()
         status = verdict.with_record(status, native, found, self.record_error, self._entry_lines)
-        if not self.record_error:
-            self._forget_secrets()
-        if self._is_settled(status):
+        if not self.record_error and self._has_forgotten_secrets() and self._is_settled(status):
             text = json.dumps(statuses.to_json(status))
             # A job found in another store is not in the records; and a full disk or damaged records
             # do not hide how a job ended.
@@ -198,17 +196,19 @@ class StatusReader:
 
         Until then the status is incomplete, and the next call requests it again.
         """
-        if self.record_error:
-            return False
         has_record = bool(status.phases) or status.cause not in (None, exits.Cause.PLATFORM)
         if has_record or not self._access.backend.copies_files or status.ended_at is None:
             return True
         return time.time() - times.seconds_of(status.ended_at) > _LATE_S
 
-    def _forget_secrets(self) -> None:
-        """Delete the secrets that were stored next to the code for the nodes."""
+    def _has_forgotten_secrets(self) -> bool:
+        """Delete the secrets that were stored next to the code for the nodes.
+
+        Returns:
+            Whether the store has answered; if not, the next status deletes them.
+        """
         if not self._access.backend.copies_files:
-            return
+            return True
         folder = JobPaths(self._access.record.job).node
         store = self._access.open_store(self._access.record.store, retry_s=_STORE_S)
 
@@ -216,8 +216,14 @@ class StatusReader:
             for name in (DELIVERED_ENV, DELIVERED_SSH_KEY):
                 store.delete(f"{folder}/{name}")
 
-        with contextlib.suppress(CloudJobError, TimeoutError):
+        try:
             call_with_timeout(_STORE_S, forget)
+        except TimeoutError:
+            return False
+        except CloudJobError:
+            # The store may refuse it for good.
+            pass
+        return True
 
     def _native(self) -> NativeStatus:
         """Return the status that the platform reports, or why it reports none."""

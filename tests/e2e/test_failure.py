@@ -89,7 +89,7 @@ def check(cloud, done, rank, failure):
 
 
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", [name for name in FAILURES if name not in NOTICED_BY_MPI])
 def test_a_script_that_fails_before_mpi_init_ends_the_job(cloud, failure, rank):
     script = cloud.script(WITHOUT_MPI % (rank, FAILURES[failure][0]))
 
@@ -100,16 +100,7 @@ def test_a_script_that_fails_before_mpi_init_ends_the_job(cloud, failure, rank):
 
 @pytest.mark.every_mpi
 @pytest.mark.parametrize("rank", [1, 3], ids=["head", "worker"])
-@pytest.mark.parametrize(
-    "failure",
-    [
-        pytest.param(
-            failure,
-            marks=[pytest.mark.lengthy] * (failure in FAILURES and failure not in NOTICED_BY_MPI),
-        )
-        for failure in FAILURES | MPI_FAILURES
-    ],
-)
+@pytest.mark.parametrize("failure", [*NOTICED_BY_MPI, *MPI_FAILURES])
 def test_a_script_that_fails_after_mpi_init_ends_the_job(cloud, failure, rank):
     """The other ranks wait in MPI; with some of these failures, plain mpirun would hang."""
     script = cloud.script(WITH_MPI % (rank, (FAILURES | MPI_FAILURES)[failure][0]))

@@ -1,6 +1,6 @@
 """A rank that slows a job down is named, and no longer once it does not.
 
-All times are scaled: a window lasts 6 s instead of a minute.
+All times are scaled: a window lasts 3 s instead of a minute.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def until(condition, what):
 
 @pytest.mark.long
 def test_the_rank_that_the_others_wait_for_is_named_until_it_is_as_fast_as_they(cloud):
-    cloud.write("cloudjob.yaml", "hang: {scale: 0.1}\n")
+    cloud.write("cloudjob.yaml", "hang: {scale: 0.05}\n")
     job = cloud.detach("--nodes", "2", "--procs-per-node", "2", cloud.script(SCRIPT))
 
     def log():

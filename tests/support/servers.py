@@ -4,20 +4,18 @@
 - ``Moto``: the whole API in memory, but it accepts any signature and any digest.
 - ``FaultProxy``: cuts, resets, slows, corrupts, throttles, refuses or blocks single requests.
 
-All of them listen on loopback only, except a proxy that containers use. A server is killed when the
-process that started it ends. ``tests/conftest.py`` contains the fixtures.
+All of them listen on loopback only, except a proxy that containers use. ``tests/conftest.py``
+contains the fixtures.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
 import random
 import shutil
-import signal
 import socket
 import ssl
 import struct
@@ -40,7 +38,6 @@ LIMIT_S = 180.0
 _POLL_S = 0.02
 # SeaweedFS serves gRPC on each port + 10000; both are below the ephemeral ports.
 _PORTS = range(12_000, 21_000)
-_PR_SET_PDEATHSIG = 1
 _BLOCK_BYTES = 64 * 1024
 
 
@@ -90,7 +87,6 @@ class Server:
                     stderr=log,
                     cwd=self.folder,
                     env={**os.environ, **self.own_environ},
-                    preexec_fn=_end_with_parent,
                 )
             if self._await_answer():
                 return
@@ -242,10 +238,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 # -- the proxy --------------------------------------------------------------------------------

@@ -180,6 +180,32 @@ def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
     assert found.failure.message == "the reason"
 
 
+def test_a_status_is_final_only_when_the_secrets_of_the_job_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody would delete them later: a final status is not read again."""
+    delete, may_delete = DirectoryStore.delete, threading.Event()
+
+    def delete_later(self: DirectoryStore, key: str) -> None:
+        may_delete.wait(180)
+        delete(self, key)
+
+    monkeypatch.setattr(DirectoryStore, "delete", delete_later)
+    monkeypatch.setattr(status_reader, "_STORE_S", 0.3)
+    store = DirectoryStore(tmp_path / "store")
+    secret = f"{JobPaths('train-1').node}/env"
+    store.put_bytes(b"s3cret", secret)
+    put_record(tmp_path)
+    platform: Any = CopyingPlatform(timestamp())
+    job = Job(record_of(tmp_path), platform, tmp_path)
+
+    assert (job.status().state, job.has_final_status) == (JobState.FAILED, False)
+    may_delete.set()
+    monkeypatch.setattr(status_reader, "_STORE_S", 180.0)
+    assert (job.status().state, job.has_final_status) == (JobState.FAILED, True)
+    assert not store.exists(secret)
+
+
 def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
     """The platform copies packages to the nodes, which do not read them from the store."""
     store = DirectoryStore(tmp_path / "store")

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -328,22 +327,18 @@ CRASHED_AT = {
     [
         ("sys.exit(3)", 3, None, "sys.exit(3)"),
         ("sys.exit('no\\nway')", 1, None, "sys.exit('no\\nway')"),
-        ("raise ValueError('no\\nway')", 1, None, "ValueError: no"),
-        ("os._exit(7)", 7, None, "ended with exit code 7"),
         (
             "os.kill(os.getpid(), signal.SIGSEGV)",
             139,
             11,
             f"killed by SIGSEGV in <module> at x.py:{CRASHED_AT}",
         ),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, 9, "killed by SIGKILL"),
         (
             "os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)",
             137,
             9,
             "killed by SIGKILL",
         ),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 143, 15, "killed by SIGTERM"),
     ],
 )
 def test_a_rank_that_fails_ends_the_job(
@@ -370,104 +365,12 @@ def test_a_rank_that_fails_ends_the_job(
     assert job.running_processes() == []
 
 
-def test_the_record_names_the_first_failure(job: Job):
-    job.environ["CLOUDJOB_PROCS_PER_NODE"] = "3"
-    job.script(TWO_FAILS_FIRST)
-    (result,) = job.run()
-
-    assert (result.code, job.failure["rank"]) == (22, 2)
-
-
 def test_a_missing_program_ends_with_127(job: Job):
     (job.code / "x.py").write_text("")
     (result,) = job.run(MA_SCRIPT_INTERPRETER="/no/python")
 
     assert (result.code, job.record["cause"]) == (127, "user")
     assert "/no/python" in job.failure["last_lines"][0]
-
-
-def test_output_keeps_every_byte(job: Job):
-    job.script("sys.stdout.buffer.write(b'\\xff\\r\\n' + b'x' * 100000 + b'\\nend')")
-    (result,) = job.run()
-
-    assert result.out == "[0] \\xff\r\n[0] " + "x" * 100000 + "\n[0]+ end\n"
-
-
-def test_a_job_over_its_timeout_ends_with_124(job: Job, until: Callable[..., None]):
-    """Every rank gets SIGTERM and its grace period; the record has the reason."""
-    job.environ.update(CLOUDJOB_TIMEOUT_S="4", CLOUDJOB_PROCS_PER_NODE="2", CLOUDJOB_GRACE_S="60")
-    job.script(SAVES + WAIT)
-    entry = job.start()
-    until(lambda: entry.out.count("saving") == 2)
-    (job.folder / "go").touch()
-    result = entry.wait()
-
-    assert result.code == 124
-    assert result.out.count("saved") == 2
-    assert (job.record["exit_code"], job.record["cause"]) == (124, "timeout")
-    assert job.failure["message"] == "time limit reached: the job ran for 4 s"
-    assert "all ranks have 60 s to end" in result.err
-    assert job.running_processes() == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_cancelled_job_gives_every_rank_its_grace_period(
-    job: Job, until: Callable[..., None], number: int
-):
-    job.environ.update(CLOUDJOB_PROCS_PER_NODE="3", CLOUDJOB_GRACE_S="60")
-    job.script(SAVES + UP + WAIT)
-    entry = job.start()
-    until(ranks_have_started(job, 3))
-    entry.send(number)
-    until(lambda: entry.out.count("saving") == 3)
-    (job.folder / "go").touch()
-    result = entry.wait()
-
-    assert result.code == 128 + number
-    assert result.out.count("saved") == 3
-    assert (job.record["cause"], job.failure["signal"]) == ("cancelled", number)
-    name = signal.Signals(number).name
-    assert job.failure["message"] == "cancelled: the job was sent " + name
-    assert job.running_processes() == []
-
-
-def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(
-    job: Job, until: Callable[..., None]
-):
-    job.environ.update(CLOUDJOB_PROCS_PER_NODE="2", CLOUDJOB_GRACE_S="3")
-    (job.folder / "go").touch()
-    job.script(
-        "if rank:\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\nelse:"
-        + SAVES.replace("\n", "\n    ")
-        + "\n"
-        + UP
-        + WAIT
-    )
-    entry = job.start()
-    until(ranks_have_started(job, 2))
-    begun = time.monotonic()
-    entry.send(signal.SIGTERM)
-    result = entry.wait()
-
-    assert time.monotonic() - begun > 2.9
-    assert (result.code, result.out.count("saved")) == (143, 1)
-    assert "3 s are over: ending the remaining ranks" in result.err
-    assert job.running_processes() == []
-
-
-def test_a_second_ctrl_c_ends_the_grace_period(job: Job, until: Callable[..., None]):
-    job.environ.update(CLOUDJOB_GRACE_S="600")
-    job.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + WAIT)
-    entry = job.start()
-    until(ranks_have_started(job, 1))
-    entry.send(signal.SIGINT)
-    until(lambda: "600 s to end" in entry.err)
-    entry.send(signal.SIGINT)
-    result = entry.wait()
-
-    assert (result.code, job.record["cause"]) == (130, "cancelled")
-    assert "SIGINT while the job ends: ending all ranks now" in result.err
-    assert job.running_processes() == []
 
 
 def test_a_repeated_sigterm_does_not_shorten_the_grace_period(job: Job, until: Callable[..., None]):
@@ -501,16 +404,6 @@ def test_a_repeated_sigterm_does_not_shorten_the_grace_period(job: Job, until: C
     assert job.running_processes() == []
 
 
-def test_other_signals_are_passed_on_to_the_ranks(job: Job, until: Callable[..., None]):
-    job.environ["CLOUDJOB_PROCS_PER_NODE"] = "2"
-    job.script("signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n" + UP + WAIT)
-    entry = job.start()
-    until(ranks_have_started(job, 2))
-    entry.send(signal.SIGUSR1)
-
-    assert entry.wait().code == 0
-
-
 def test_an_mpirun_that_starts_no_rank_is_an_error_of_the_entry(job: Job):
     job.script("")
     (result,) = job.run(FAKE_CODE="213")
@@ -538,17 +431,6 @@ def test_an_mpirun_that_hangs_twice_ends_the_job(job: Job):
     assert len(job.mpiruns()) == 2
     assert list((job.folder / "node0/tmp/ompi.h.0").iterdir()) == []
     assert job.running_processes() == []
-
-
-def test_an_mpirun_that_hangs_once_is_started_again(job: Job):
-    job.script("print('ran', rank)\n")
-    (result,) = job.run(FAKE_HANG="first", CLOUDJOB_START_TIMEOUT_S="2")
-
-    assert (result.code, result.out) == (0, "[0] ran 0\n")
-    assert "ending it, and starting it again" in result.err
-    assert (job.record["exit_code"], job.record["failure"]) == (0, None)
-    assert list((job.folder / "node0/tmp/ompi.h.0").iterdir()) == []
-    assert len(job.mpiruns()) == 2
 
 
 def test_a_killed_mpirun_ends_its_ranks(job: Job, until: Callable[..., None]):
@@ -579,13 +461,6 @@ def test_processes_left_by_ranks_are_killed(job: Job):
     assert job.running_processes() == []
 
 
-def test_a_second_run_shows_nothing_of_the_first(job: Job):
-    job.script("print('hello')")
-
-    assert job.run()[0].out == "[0] hello\n"
-    assert job.run()[0].out == "[0] hello\n"
-
-
 def test_a_killed_entry_can_be_restarted(job: Job, until: Callable[..., None]):
     job.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + WAIT)
     entry = job.start()
@@ -601,38 +476,6 @@ def test_a_killed_entry_can_be_restarted(job: Job, until: Callable[..., None]):
     (result,) = job.run()
 
     assert (result.code, result.out) == (0, "[0] again\n")
-
-
-def test_outputs_of_failed_jobs_are_uploaded_too(job: Job):
-    target = job.folder / "store"
-    job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": target.as_uri()})
-    job.script("open(os.environ['MODEL'] + '/a.txt', 'w').write('x')\nsys.exit(3)\n")
-    (result,) = job.run()
-
-    assert result.code == 3
-    assert (target / "a.txt").read_text() == "x"
-
-
-def test_outputs_that_cannot_be_uploaded_are_reported_before_the_start(job: Job):
-    (job.folder / "store").touch()
-    job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": (job.folder / "store").as_uri()})
-    job.script(UP)
-    (result,) = job.run()
-
-    assert (result.code, job.record["cause"]) == (125, "entry")
-    assert job.failure["message"].startswith("preparing the output MODEL: ")
-    assert UP not in result.out
-
-
-def test_outputs_that_cannot_be_uploaded_fail_the_job(job: Job):
-    """A job whose model is lost has failed."""
-    store = job.folder / "store"
-    job.environ["CLOUDJOB_OUTPUTS"] = json.dumps({"MODEL": store.as_uri()})
-    job.script(f"open(os.environ['MODEL'] + '/a', 'w').write('x')\nos.mkdir('{store}/a')\n")
-    (result,) = job.run()
-
-    assert (result.code, job.record["cause"]) == (125, "entry")
-    assert job.failure["message"].startswith("uploading the output MODEL: ")
 
 
 # -- two nodes ----------------------------------------------------------------------------------
@@ -757,20 +600,20 @@ def test_a_start_with_running_ranks_is_not_repeated(two_node_job: Job):
     assert two_node_job.running_processes() == []
 
 
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize(("node", "number"), [(0, signal.SIGHUP), (1, signal.SIGTERM)])
 def test_a_stop_signal_to_any_node_cancels_the_job_on_all(
-    node: int, two_node_job: Job, until: Callable[..., None]
+    node: int, number: int, two_node_job: Job, until: Callable[..., None]
 ):
     two_node_job.environ["CLOUDJOB_GRACE_S"] = "60"
     two_node_job.script(SAVES + UP + WAIT)
     entries = [two_node_job.start(index) for index in range(2)]
     until(ranks_have_started(two_node_job, 2))
-    entries[node].send(signal.SIGTERM)
+    entries[node].send(number)
     until(lambda: all("saving" in entry.out for entry in entries))
     (two_node_job.folder / "go").touch()
     head, worker = (entry.wait() for entry in entries)
 
-    assert (head.code, worker.code) == (143, 143)
+    assert (head.code, worker.code) == (128 + number,) * 2
     assert "saved" in head.out
     assert "saved" in worker.out
     assert two_node_job.record["cause"] == "cancelled"
@@ -800,12 +643,9 @@ def test_the_loss_of_a_worker_ends_the_job(two_node_job: Job, until: Callable[..
     until(lambda: two_node_job.running_processes() == [])
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "python"])
-def test_a_job_with_a_frozen_worker_can_be_cancelled(
-    two_node_job: Job, launcher: str, until: Callable[..., None]
-):
+def test_a_job_with_a_frozen_worker_can_be_cancelled(two_node_job: Job, until: Callable[..., None]):
     """The head waits for the grace period and a few seconds, but not for the worker's report."""
-    two_node_job.environ.update(CLOUDJOB_LAUNCHER=launcher, CLOUDJOB_OUTPUT_LIMIT_S="3600")
+    two_node_job.environ.update(CLOUDJOB_LAUNCHER="python", CLOUDJOB_OUTPUT_LIMIT_S="3600")
     two_node_job.script("")
     text = "import os, time\nopen('%s/up' + os.environ['VC_TASK_INDEX'], 'w').close()\n"
     (two_node_job.code / "x.py").write_text(text % two_node_job.folder + WAIT)
@@ -847,14 +687,13 @@ def test_a_worker_ends_without_its_head(two_node_job: Job):
     assert "waiting for the head (node0): nothing in 1 s" in result.err
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_nodes_start_in_any_order(two_node_job: Job, first: int, until: Callable[..., None]):
+def test_a_worker_may_start_before_its_head(two_node_job: Job, until: Callable[..., None]):
     two_node_job.script("print('hello')\n")
-    early = two_node_job.start(first)
-    until(lambda: (early.folder / "node" / "events").exists())
-    late = two_node_job.start(1 - first)
+    worker = two_node_job.start(1)
+    until(lambda: (worker.folder / "node" / "events").exists())
+    head = two_node_job.start(0)
 
-    assert (early.wait().code, late.wait().code) == (0, 0)
+    assert (head.wait().code, worker.wait().code) == (0, 0)
 
 
 def test_a_job_cancelled_while_staging_has_a_record(job: Job, until: Callable[..., None]):

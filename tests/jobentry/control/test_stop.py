@@ -60,7 +60,9 @@ def job(tmp_path: Path) -> Iterator[Job]:
 KILLED = ["kill", "kill the launcher"]
 
 
-def test_a_stop_signal_kills_only_after_the_grace_period(job: Job):
+def test_a_stop_signal_kills_only_after_the_grace_period(
+    job: Job, capfd: pytest.CaptureFixture[str]
+):
     job.stop.handle_worker_signal(signal.SIGTERM, 1)
     job.advance(GRACE_S - 1)
     assert job.kinds == ["stop"]
@@ -73,9 +75,12 @@ def test_a_stop_signal_kills_only_after_the_grace_period(job: Job):
         Cause.CANCELLED,
         Failure(1, "b", signal=15, exit_code=143, message="cancelled: the job was sent SIGTERM"),
     )
+    assert "30 s are over: ending the remaining ranks" in capfd.readouterr().err
 
 
-def test_a_repeated_sigterm_changes_nothing_and_a_sigint_kills_at_once(job: Job):
+def test_a_repeated_sigterm_changes_nothing_and_a_sigint_kills_at_once(
+    job: Job, capfd: pytest.CaptureFixture[str]
+):
     job.stop.handle_signal(signal.SIGTERM)
     job.stop.handle_signal(signal.SIGTERM)
     job.stop.handle_worker_signal(signal.SIGINT, 1)
@@ -86,6 +91,7 @@ def test_a_repeated_sigterm_changes_nothing_and_a_sigint_kills_at_once(job: Job)
     assert job.kinds == ["stop", *KILLED]
     assert job.stop.outcome is not None
     assert job.stop.outcome.exit_code == 143
+    assert "SIGINT while the job ends: ending all ranks now" in capfd.readouterr().err
 
 
 def test_a_user_signal_is_passed_on_and_stops_nothing(job: Job):
@@ -104,6 +110,8 @@ def test_the_time_limit_and_a_hang_give_a_grace_period(job: Job):
     assert job.kinds == ["stop", *KILLED]
     assert job.stop.outcome is not None
     assert (job.stop.outcome.exit_code, job.stop.outcome.cause) == (124, Cause.TIMEOUT)
+    assert job.stop.outcome.failure is not None
+    assert job.stop.outcome.failure.message == "time limit reached: the job ran for 600 s"
 
 
 def test_the_failure_of_a_rank_ends_the_others_soon(job: Job):

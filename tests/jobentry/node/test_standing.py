@@ -102,6 +102,34 @@ def test_a_rank_that_waits_is_reported_with_its_place(node: Node):
     assert found.cpu_percent < 5
 
 
+STUCK = {
+    "import time\ntime.sleep(600)": "sleeping",
+    "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()": (
+        "waiting for a lock or another thread"
+    ),
+    "import ctypes\nctypes.PyDLL(None).sleep(600)": "sleeping",
+    "import multiprocessing\nmultiprocessing.Queue().get()": "reading from a pipe",
+    "import subprocess\nsubprocess.run(['sleep', '600'])": "waiting for a child process",
+    "import socket, urllib.request\n"
+    "server = socket.create_server(('127.0.0.1', 0))\n"
+    "urllib.request.urlopen('http://127.0.0.1:%d' % server.getsockname()[1])": "waiting for data",
+}
+
+
+def test_what_a_rank_waits_for_is_named_with_the_line_of_its_script(node: Node):
+    for rank, text in enumerate(STUCK):
+        node.start_python(rank, text)
+
+    found = node.await_all(*range(len(STUCK)))
+
+    for rank, (text, does) in enumerate(STUCK.items()):
+        lines = text.splitlines()
+        assert found[rank].does.startswith(does), found[rank]
+        assert found[rank].activity is Activity.IDLE
+        assert found[rank].place[:2] == ("job%d.py" % rank, len(lines)), found[rank]
+        assert found[rank].place[3] == lines[-1]
+
+
 def test_what_a_rank_does_tells_one_that_computes_from_one_that_waits(node: Node):
     node.start_python(0, "while True: pass")
     node.start_python(1, "def f():\n    sum(range(10**15))\nf()")
