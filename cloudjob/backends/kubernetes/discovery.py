@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from cloudjob.backends.kubernetes.client import POD, Client
-from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.engine import CONFIG_MAP, SECRET, SERVICE, Engine, Resource
 from cloudjob.backends.kubernetes.errors import ObjectNotFound
-from cloudjob.backends.kubernetes.request import CONFIG_MAP, ENGINES, SECRET, SERVICE
+from cloudjob.backends.kubernetes.request import ENGINES
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _NUMBER = re.compile(r"\d{1,6}", re.ASCII)

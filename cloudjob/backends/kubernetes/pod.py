@@ -155,7 +155,8 @@ def template(
         "enableServiceLinks": False,
         "automountServiceAccountToken": bool(options.service_account),
         "containers": [container],
-        "volumes": [volume for volume, _ in found],
+        # A volume that is mounted at several paths is one volume.
+        "volumes": list({volume["name"]: volume for volume, _ in found}.values()),
     }
     pod.update(_place(spec))
     _secure(pod, container, options.user)
