@@ -26,7 +26,7 @@ _HINTS = {
     Lack.NOTHING: "",
     Lack.RESOURCE: "`cloudjob docs kubernetes` shows how to install an operator",
     Lack.VERSION: "use an operator, or a newer cluster",
-    Lack.PERMISSION: "`cloudjob docs kubernetes` has a Role with everything that is needed",
+    Lack.PERMISSION: "`cloudjob docs kubernetes-permissions` has a Role for each engine",
 }
 
 
@@ -66,7 +66,8 @@ def lack_text(offer: Offer, version: Version, namespace: str) -> str:
         return f"needs Kubernetes {first}, and this is {version.text}"
     if offer.lack is Lack.PERMISSION:
         return f"not allowed in {namespace}: {', '.join(map(str, offer.denied))}"
-    return f"usable in {namespace}"
+    lost = (f"{what} ({', '.join(map(str, denied))})" for what, denied in offer.lost.items())
+    return "; ".join([f"usable in {namespace}", *(f"without {text}" for text in lost)])
 
 
 def run(

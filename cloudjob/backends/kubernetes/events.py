@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cloudjob.backends.kubernetes.client import EVENT, Client
-from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.backends.kubernetes.state import Pod
+from cloudjob.backends.kubernetes.volcano import POD_GROUP
 from cloudjob.errors import BackendError
 
-_POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
 _WARNING = "Warning"
 
 Event = Mapping[str, Any]
@@ -48,7 +48,7 @@ def reasons(
     group = _group_name(engine, job_names, job)
     scheduled_at, unschedulable = "", ""
     with contextlib.suppress(BackendError):
-        path = _POD_GROUP.path(job_names.namespace, group)
+        path = POD_GROUP.path(job_names.namespace, group)
         found = client.get(path, "reading the state of the queue")
         scheduled_at, unschedulable = _of_group(found)
     with contextlib.suppress(BackendError):
