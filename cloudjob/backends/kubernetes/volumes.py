@@ -45,9 +45,10 @@ class Place(NamedTuple):
         """The source of the volume, as a pod has it."""
         if self.scheme == "pvc":
             return {"persistentVolumeClaim": {"claimName": self.name}}
+        items = {"items": [{"key": self.path, "path": self.path}]} if self.path else {}
         if self.scheme == "secret":
-            return {"secret": {"secretName": self.name}}
-        return {"configMap": {"name": self.name}}
+            return {"secret": {"secretName": self.name, **items}}
+        return {"configMap": {"name": self.name, **items}}
 
 
 def place_of(uri: str) -> Place | None:
@@ -87,7 +88,7 @@ def resolved(submission: Submission) -> Submission:
 
     def mounted(name: str, place: Place, *, is_read_only: bool) -> str:
         # A pod that mounts one claim as two volumes may never start (kubernetes#28502).
-        volume = names.setdefault(f"{place.scheme}://{place.name}", f"named-{len(names)}")
+        volume = names.setdefault(str(place.source), f"named-{len(names)}")
         mount = {"mountPath": f"{_MOUNTS}/{name}", "readOnly": is_read_only}
         mounts.append({"name": volume, **place.source, **mount})
         return f"{_MOUNTS}/{name}/{place.path}".rstrip("/")

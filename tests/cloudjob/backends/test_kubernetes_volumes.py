@@ -85,7 +85,8 @@ def test_inputs_and_outputs_that_name_volumes_are_mounted(engine: str):
         data, is_read_only = mounts["/mnt/cloudjob/DATA"]
         assert mounts["/mnt/cloudjob/MORE"] == (data, is_read_only) == (data, True)
         assert named[data]["persistentVolumeClaim"] == {"claimName": "datasets"}
-        assert named[mounts["/mnt/cloudjob/HUB"][0]]["secret"] == {"secretName": "hub"}
+        key = {"secretName": "hub", "items": [{"key": "token", "path": "token"}]}
+        assert named[mounts["/mnt/cloudjob/HUB"][0]]["secret"] == key
         assert named[mounts["/mnt/cloudjob/RULES"][0]]["configMap"] == {"name": "rules"}
         assert mounts["/mnt/cloudjob/MODEL"][1] is False
         assert kube_schemas.problems(pod, kube_schemas.VERSIONS[0]) == []
@@ -198,7 +199,7 @@ def test_everything_that_pods_refer_to_is_needed():
     assert needs.objects == {
         (CONFIG_MAP, f"{own}-entry"): set(),
         (SECRET, f"{own}-delivery"): set(),
-        (SECRET, "hub"): set(),
+        (SECRET, "hub"): {"token"},
         (CONFIG_MAP, "rules"): set(),
         (SECRET, "keys"): {"a"},
         (CONFIG_MAP, "part"): {"k"},
