@@ -494,6 +494,10 @@ def _outputs(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     found = job.outputs()
     for name, uri in found.refused.items():
+        if uri.startswith("pvc:"):
+            print_message(f"warning: the output {name} is not read: only pods reach {uri}")
+            print_message("hint: start a pod that mounts the claim, then `kubectl cp`")
+            continue
         print_message(f"warning: the output {name} is not read: {job.submitted_by} chose {uri}")
         print_message("hint: if you trust that place, copy it with your own tools")
     for note in found.notes:

@@ -188,6 +188,8 @@ def spec_flags(parser: argparse.ArgumentParser, *, has_defaults: bool = True) ->
     group.add_argument(
         "--config", metavar="FILE.yaml", help="The job file; options take precedence over it."
     )
+    text = "Set a key of a section of the job file, such as kubernetes.namespace=lab. [repeatable]"
+    group.add_argument("--set", action="append", metavar="SECTION.KEY=VALUE", help=text)
     group = parser.add_argument_group("notifications")
     text = "Notify a webhook when the job ends or hangs; the variable NAME or @FILE has its URL."
     group.add_argument("--notify", metavar="NAME", help=text)
@@ -267,6 +269,8 @@ def given_flags(options: argparse.Namespace) -> dict[str, Any]:
             flags[name] = _pairs(name, option, value) if isinstance(value, list) else value
     if notify := _notify(options):
         flags["notify"] = notify
+    for section, key, value in map(_of_section, options.set or ()):
+        flags.setdefault(section, {})[key] = value
     if options.env_file:
         variables: dict[str, str] = {}
         for path in options.env_file:
@@ -278,6 +282,16 @@ def given_flags(options: argparse.Namespace) -> dict[str, Any]:
         flags["script"] = options.script
         flags["args"] = tuple(options.rest)
     return flags
+
+
+def _of_section(text: str) -> tuple[str, str, str]:
+    """Return the section, the key and the value that --set names."""
+    where, equals, value = text.partition("=")
+    section, dot, key = where.partition(".")
+    if not (equals and dot):
+        example = "for example --set kubernetes.namespace=lab"
+        raise UsageError(f"reading --set {text}: not SECTION.KEY=VALUE", hint=example)
+    return section, key, value
 
 
 def _notify(options: argparse.Namespace) -> dict[str, Any]:

@@ -102,7 +102,8 @@ class JobSpec(Values):
     inputs: Mapping[str, str] = key(
         INPUTS,
         "Objects, or files of this machine (./data), to copy to every node before the script "
-        "starts; the variable NAME holds the path.", {},
+        "starts; the variable NAME holds the path. On Kubernetes also volumes, which are mounted: "
+        "pvc://CLAIM/PATH, secret://NAME/KEY, configmap://NAME/KEY.", {},
         Option(Group.VARIABLES, "--input", "NAME=URI"))
     input_nodes: Mapping[str, str] = key(
         LABELS, "The nodes that need an input, such as 0 or 0,2-3; by default all nodes.", {},
@@ -110,7 +111,8 @@ class JobSpec(Values):
     outputs: Mapping[str, str] = key(
         OUTPUTS,
         "Folders whose files are saved while the job runs and when it ends; an empty URI is the "
-        "job's own folder in the store.", {}, Option(Group.OUTPUTS, "--output", "NAME=URI"),
+        "job's own folder in the store, and pvc://CLAIM/PATH one in a claim of Kubernetes.", {},
+        Option(Group.OUTPUTS, "--output", "NAME=URI"),
         is_harmless=True)
     output_sync_s: float = key(
         Number(0, _DAY_S),

@@ -22,6 +22,7 @@ from cloudjob.model.rules import (
     NAME_RULE,
     RESERVED_PREFIXES,
     VARIABLE_RULE,
+    VOLUME_SCHEMES,
 )
 from cloudjob.model.text import MASK, given, nearest
 from jobentry.contract import retry_kinds
@@ -455,12 +456,12 @@ def check_variable(name: str) -> str:
 
 
 def _check_input(uri: str) -> str:
-    return _check_uri(uri, tuple(SCHEMES))
+    return _check_uri(uri, (*SCHEMES, *VOLUME_SCHEMES))
 
 
 def _check_output(uri: str) -> str:
     # An empty URI means the job's own folder in the store.
-    return _check_uri(uri, STORE_SCHEMES) if uri else uri
+    return _check_uri(uri, (*STORE_SCHEMES, VOLUME_SCHEMES[0])) if uri else uri
 
 
 def _check_uri(uri: str, schemes: tuple[str, ...]) -> str:

@@ -81,6 +81,8 @@ ADDRESSINGS = ("auto", "path", "virtual")
 EVENT_WORDS = END, FAILURE, HANG = "end", "failure", "hang"
 # The fields whose entries become variables of every rank.
 VARIABLE_FIELDS = ("env", "secrets", "inputs", "outputs")
+# The schemes of inputs that are volumes of Kubernetes; an output can be the first.
+VOLUME_SCHEMES = ("pvc", "secret", "configmap")
 
 # Linux refuses an argument or a variable above MAX_ARG_STRLEN = 131072 bytes, which includes the
 # terminating NUL (execve(2)); without this check, the job would fail on its node.

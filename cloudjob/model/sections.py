@@ -185,7 +185,7 @@ class Kubernetes(Values):
     volumes: list[Any] = key(
         TREE_LIST,
         "Volumes in the format of Kubernetes, each with its mountPath, and optionally subPath and "
-        "readOnly, beside its name.", [])
+        "readOnly, beside its name; the same volume may have several paths.", [])
     service_account: str = key(
         TEXT, "The service account of the pods; without one they get no token.")
     image_pull_secrets: tuple[str, ...] = key(

@@ -10,7 +10,7 @@ from cloudjob.errors import SpecError
 from cloudjob.model import grid, key_rules
 from cloudjob.model.job import JobSpec
 from cloudjob.model.kinds import Fault, Location, check_size, dotted
-from cloudjob.model.rules import BACKENDS, VARIABLE_FIELDS
+from cloudjob.model.rules import BACKENDS, VARIABLE_FIELDS, VOLUME_SCHEMES
 from cloudjob.model.text import given, nearest, one_line
 from jobentry.contract import env
 from jobentry.contract.launchers import AUTO, LAUNCHERS
@@ -139,6 +139,15 @@ def _input_nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield key, f"is none of the nodes (given {given(text)}; allowed 0 to {spec.nodes - 1})"
 
 
+def _volumes(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    for key in ("inputs", "outputs"):
+        for name, uri in getattr(spec, key).items():
+            scheme = uri.partition("://")[0]
+            if scheme in VOLUME_SCHEMES and spec.backend != "kubernetes":
+                what = f"is a volume of Kubernetes (given {scheme}:// with {spec.backend})"
+                yield f"{key}.{name}", what
+
+
 def _elastic(spec: JobSpec) -> Iterator[tuple[str, str]]:
     launcher = LAUNCHERS.get(spec.launcher)
     is_elastic = launcher is not None and launcher.is_elastic
@@ -167,6 +176,7 @@ _CHECKS = (
     (_ranks, ("nodes", "procs_per_node", "launcher")),
     (_variables, ()),
     (_input_nodes, ("inputs", "nodes")),
+    (_volumes, ("backend", "inputs", "outputs")),
     (_elastic, ("launcher", "backend", "nodes", "min_nodes")),
     (key_rules.of_sweep, ("sweep", "max_jobs", *grid.FILLED)),
     (

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
 from cloudjob.model import progress
+from cloudjob.model.rules import VOLUME_SCHEMES
 from cloudjob.model.text import one_line
 from cloudjob.store import with_store_options
 from cloudjob.store.base import ObjectStore, OnBytes, ignore_bytes
@@ -139,8 +140,7 @@ class Outputs(Collection[Output]):
         self, locations: Sequence[OutputLocation], refused: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         self._locations = locations
-        # Outputs of a job of others, by name, at URIs that are not read: its description must not
-        # choose a folder of this machine or a host.
+        # Outputs at URIs that are not read, by name: see ``Locations``.
         self.refused = refused
         stored = _read_each(locations)
         self._files = tuple(file for _, each in stored for file in each.files)
@@ -217,7 +217,8 @@ class Locations(NamedTuple):
     """Where the outputs of a job are stored.
 
     Args:
-        refused: Outputs of a job of others at URIs that its description must not choose, by name.
+        refused: Outputs at URIs that are not read, by name: a description of others must not
+            choose them, or only pods reach them.
     """
 
     found: list[OutputLocation]
@@ -253,7 +254,12 @@ def _is_own(access: JobAccess, uri: str, folder: str) -> bool:
 
 
 def _opened(access: JobAccess, uri: str) -> ObjectStore | None:
-    """Open the place of an output; None if others have named it, and it must not be read."""
+    """Open the place of an output; None if it must not or cannot be read from here.
+
+    It must not if others have named it, and it cannot if it is a volume in a cluster.
+    """
+    if uri.partition("://")[0] in VOLUME_SCHEMES:
+        return None
     full = with_store_options(uri, access.record.store)
     if access.record.is_ours:
         return access.open_store(full)

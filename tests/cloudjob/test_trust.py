@@ -282,16 +282,18 @@ def test_an_output_of_a_stranger_is_not_read_from_this_machine(
     secrets.mkdir(parents=True)
     (secrets / "id_rsa").write_text("key")
     store = tmp_path / "store"
-    submission = {"outputs": {"KEYS": secrets.as_uri()}, "spec": {"script": "train.py"}}
+    outputs = {"KEYS": secrets.as_uri(), "MODEL": "pvc://results/x"}
+    submission = {"outputs": outputs, "spec": {"script": "train.py"}}
     put_job(store, backend="modelarts", handle=f"modelarts://h/p/1/{JOB}", submission=submission)
     job = cloudjob.attach(f"{store.as_uri()}/{JOB}")
 
     assert list(job.outputs()) == []
-    assert dict(job.outputs("KEYS").refused) == {"KEYS": secrets.as_uri()}
+    assert dict(job.outputs().refused) == outputs
+    assert [*job.outputs("KEYS").refused] == ["KEYS"]
     assert main(["outputs", "--to", "results", JOB]) == 0
-    assert (
-        "warning: the output KEYS is not read: stranger@elsewhere chose" in capfd.readouterr().err
-    )
+    printed = capfd.readouterr().err
+    assert "warning: the output KEYS is not read: stranger@elsewhere chose" in printed
+    assert "warning: the output MODEL is not read: only pods reach pvc://results/x" in printed
     assert not Path("results").exists()
 
 

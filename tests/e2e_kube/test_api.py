@@ -623,7 +623,7 @@ def test_missing_permissions_are_reported(volcano_lab: Lab):
 
 def give_role(lab: Lab, engine: str) -> None:
     """Log in as a user with the roles of the documentation for this engine, and no others."""
-    page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+    page = (ROOT / "docs" / "guides" / "kubernetes-permissions.md").read_text()
     text = next(part for part in page.split("```") if part.startswith("yaml\napiVersion: rbac"))
     roles = list(yaml.safe_load_all(text.removeprefix("yaml\n")))
     assert {role["metadata"]["name"] for role in roles} == {
@@ -636,16 +636,27 @@ def give_role(lab: Lab, engine: str) -> None:
         if name not in ("cloudjob", f"cloudjob-{engine}"):
             continue
         lab.cluster.ask("POST", f"{path}/roles", role)
-        group = "rbac.authorization.k8s.io"
-        binding = {
-            "apiVersion": role["apiVersion"],
-            "kind": "RoleBinding",
-            "metadata": {"name": name},
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
-            "subjects": [{"kind": "User", "name": "guest", "apiGroup": group}],
-        }
-        lab.cluster.ask("POST", f"{path}/rolebindings", binding)
-    config = lab.cluster.kubeconfig(token=lab.cluster.guest, namespace=lab.namespace)
+        bind(lab, "Role", name, "guest")
+    log_in(lab, lab.cluster.guest)
+
+
+def bind(lab: Lab, kind: str, role: str, user: str) -> None:
+    """Give a user a role in the namespace."""
+    group = "rbac.authorization.k8s.io"
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": f"{role}-{user}"},
+        "roleRef": {"apiGroup": group, "kind": kind, "name": role},
+        "subjects": [{"kind": "User", "name": user, "apiGroup": group}],
+    }
+    path = f"/apis/{group}/v1/namespaces/{lab.namespace}/rolebindings"
+    lab.cluster.ask("POST", path, binding)
+
+
+def log_in(lab: Lab, token: str) -> None:
+    """Use the namespace as another user."""
+    config = lab.cluster.kubeconfig(token=token, namespace=lab.namespace)
     lab.environ["KUBECONFIG"] = str(config)
 
 
@@ -669,6 +680,86 @@ def test_the_role_in_the_documentation_is_enough(lab: Lab, until: Callable[..., 
     done = lab.run("rm", job)
     assert done.code == 0, done
     assert objects_of(lab, job) == []
+
+
+@pytest.mark.parametrize("lab_of", ["job_lab", "volcano_lab"])
+def test_users_with_the_same_role_share_the_jobs_of_a_namespace(
+    request: pytest.FixtureRequest, lab_of: str, cluster: Cluster, until: Callable[..., None]
+):
+    """One submits, and another with other records follows and cancels; ``edit`` is enough."""
+    lab: Lab = request.getfixturevalue(lab_of)
+    if lab.engine == "job":
+        # A controller fills this role from others.
+        cluster.controllers("clusterrole-aggregation")
+        edit = "/apis/rbac.authorization.k8s.io/v1/clusterroles/edit"
+        until(lambda: lab.get(edit).get("rules"), "rules of the role edit")
+        bind(lab, "ClusterRole", "edit", "guest")
+        bind(lab, "ClusterRole", "edit", "peer")
+    else:
+        give_role(lab, lab.engine)
+        for name in ("cloudjob", f"cloudjob-{lab.engine}"):
+            bind(lab, "Role", name, "peer")
+    log_in(lab, lab.cluster.guest)
+    job = lab.submit("-n", "2")
+    pods = lab.operate(job)
+    lab.begin(*pods)
+    lab.phase(job, "Running")
+    lab.log(pods[1]).write(b"[1] hello")
+
+    store = (lab.folder / "store").as_uri()
+    lab.environ["CLOUDJOB_HOME"] = str(lab.folder / "another-home")
+    log_in(lab, lab.cluster.peer)
+    assert [item["id"] for item in json.loads(lab.run("list", "--store", store, "--json").out)] == [
+        job
+    ]
+    assert lab.status(f"{store}/{job}")["state"] == "RUNNING"
+    assert lab.run("logs", job).out == "[1] hello\n"
+    outputs = lab.run("outputs", job)
+    assert (outputs.code, outputs.out) == (0, ""), outputs
+    cancelling = lab.start("cancel", job)
+    until(lambda: stopped(lab, job), "request to stop the job")
+    for pod in pods:
+        lab.log(pod).end()
+        lab.delete(pod)
+    lab.phase(job, CANCELLED_PHASES[lab.engine])
+    done = lab.end(cancelling)
+    assert done.code == 0, done
+
+    lab.environ["CLOUDJOB_HOME"] = str(lab.folder / "home")
+    log_in(lab, lab.cluster.guest)
+    status = lab.status(job)
+    assert (status["state"], status["cause"]) == ("CANCELLED", "cancelled"), status
+
+
+def test_a_volume_that_the_nodes_cannot_share_stops_the_submit(job_lab: Lab):
+    """The claim is that of a real API server; nothing is sent."""
+    lab = job_lab
+    path = f"/api/v1/namespaces/{lab.namespace}/persistentvolumeclaims"
+    body = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+            "storageClassName": "",
+        },
+    }
+    lab.cluster.ask("POST", path, body)
+    wish = ("submit", "--config", "job.yaml", "--detach", "-n", "2", "--input")
+    unbound = lab.run(*wish, "DATA=pvc://data", "train.py")
+    lab.cluster.ask("PATCH", f"{path}/data/status", {"status": {"phase": "Bound"}}, kind=MERGE)
+    alone = lab.run(*wish, "DATA=pvc://data", "train.py")
+    missing = lab.run(*wish, "DATA=secret://none", "train.py")
+
+    assert "PersistentVolumeClaim data: it has no volume" in unbound.err, unbound
+    assert "PersistentVolumeClaim data: only one machine can mount it at a time" in alone.err, alone
+    assert f"Secret none: there is none in {lab.namespace}" in missing.err, missing
+    assert [done.code for done in (unbound, alone, missing)] == [5, 5, 5]
+    assert lab.get(lab.core("ConfigMap"))["items"] == []
+    done = lab.run(*wish[:-3], "--input", "DATA=pvc://data", "train.py")
+    assert done.code == 0, done
+    assert "hostPath" in done.err
 
 
 def test_invalid_credentials_are_reported(volcano_lab: Lab):

@@ -176,7 +176,8 @@ def test_an_unmountable_volume_and_a_node_without_room_are_reported(
     volcano_lab: RealLab, until: Callable[..., None]
 ):
     lab = volcano_lab
-    missing = {"name": "data", "configMap": {"name": "none"}, "mountPath": "/data"}
+    source = {"hostPath": {"path": "/none", "type": "Directory"}}
+    missing = {"name": "data", **source, "mountPath": "/data"}
     store = str(lab.folder / "store")
     volume = {"name": "store", "hostPath": {"path": store}, "mountPath": store}
     job = lab.start_job(volumes=[volume, missing])

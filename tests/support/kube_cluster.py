@@ -78,7 +78,10 @@ def free_port() -> int:
 
 
 class Cluster:
-    """An API server on loopback; ``admin`` may do everything, ``guest`` may only read pods."""
+    """An API server on loopback.
+
+    ``admin`` may do everything, ``guest`` may only read pods, and ``peer`` may do nothing.
+    """
 
     def __init__(self, folder: Path, *, has_nodes: bool = False) -> None:
         """Prepare it.
@@ -89,7 +92,7 @@ class Cluster:
         self.folder = folder
         self.has_nodes = has_nodes
         self.port = free_port()
-        self.admin, self.guest = secrets.token_hex(8), secrets.token_hex(8)
+        self.admin, self.guest, self.peer = (secrets.token_hex(8) for _ in range(3))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._context = ssl._create_unverified_context()
         self.kubelet = Kubelet(folder)
@@ -111,7 +114,8 @@ class Cluster:
         argv = ["openssl", "genrsa", "-out", str(key), "2048"]
         subprocess.run(argv, check=True, capture_output=True)
         tokens = self.folder / "tokens.csv"
-        tokens.write_text(f"{self.admin},admin,1,system:masters\n{self.guest},guest,2\n")
+        users = [f"{self.admin},admin,1,system:masters", f"{self.guest},guest,2"]
+        tokens.write_text("\n".join([*users, f"{self.peer},peer,3\n"]))
         self._start(
             *(str(programs() / "kube-apiserver"), f"--etcd-servers={_url(etcd)}"),
             *("--bind-address=127.0.0.1", f"--secure-port={self.port}"),

@@ -1,4 +1,4 @@
-"""Upstream's schemas of the objects that are built into Kubernetes, for each of its versions."""
+"""Upstream's rules for pods: schemas for each version of Kubernetes, and Pod Security."""
 
 from __future__ import annotations
 
@@ -17,3 +17,40 @@ def problems(item: dict[str, Any], version: str) -> list[str]:
     except kubernetes_validate.ValidationError as error:
         return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}"]
     return []
+
+
+# The volumes that the Pod Security Standard ``restricted`` allows.
+_VOLUMES = {
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim"),
+    *("projected", "secret"),
+}
+
+
+def restricted_problems(spec: dict[str, Any]) -> list[str]:
+    """Return what the Pod Security Standard ``restricted`` forbids in the ``spec`` of a pod.
+
+    https://kubernetes.io/docs/concepts/security/pod-security-standards/
+    """
+    found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    found += [
+        f"volumes.{item['name']}"
+        for item in spec.get("volumes") or ()
+        if not item.keys() - {"name"} <= _VOLUMES
+    ]
+    for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
+        own = container.get("securityContext") or {}
+        both = {**(spec.get("securityContext") or {}), **own}
+        capabilities = own.get("capabilities") or {}
+        added = {*capabilities.get("add", ())} - {"NET_BIND_SERVICE"}
+        rules = {
+            "privileged": not own.get("privileged"),
+            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
+            "runAsNonRoot": both.get("runAsNonRoot") is True,
+            "runAsUser": both.get("runAsUser") != 0,
+            "seccompProfile": (both.get("seccompProfile") or {}).get("type")
+            in ("RuntimeDefault", "Localhost"),
+            "capabilities": "ALL" in capabilities.get("drop", ()) and not added,
+            "hostPort": not any(port.get("hostPort") for port in container.get("ports") or ()),
+        }
+        found += [f"{container['name']}.{rule}" for rule, is_kept in rules.items() if not is_kept]
+    return found

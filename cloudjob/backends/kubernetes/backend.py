@@ -27,18 +27,12 @@ from cloudjob.backends.delivery import BOOT, new_ssh_key
 from cloudjob.backends.kubernetes import errors, events, kubeconfig, kueue, logs, state, waiting
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.client import POD, Client
-from cloudjob.backends.kubernetes.engine import Engine
+from cloudjob.backends.kubernetes.engine import CONFIG_MAP, SECRET, SERVICE, Engine
 from cloudjob.backends.kubernetes.kubeconfig import Cluster
 from cloudjob.backends.kubernetes.kueue import Deactivation
 from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import ENTRY_PATH, JOB_LABEL, MANAGER_LABEL, Names
-from cloudjob.backends.kubernetes.request import (
-    CONFIG_MAP,
-    ENGINES,
-    SECRET,
-    SERVICE,
-    KubernetesRequest,
-)
+from cloudjob.backends.kubernetes.request import ENGINES, KubernetesRequest
 from cloudjob.backends.kubernetes.state import Pod
 from cloudjob.backends.native import Ended, NativeStatus, Stop
 from cloudjob.errors import (

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.base import Check
-from cloudjob.backends.kubernetes import discovery, kueue
+from cloudjob.backends.kubernetes import discovery, kueue, volumes
 from cloudjob.backends.kubernetes.client import Client
 from cloudjob.backends.kubernetes.discovery import Discovery, Lack, Offer, Version
-from cloudjob.backends.kubernetes.engine import Engine
-from cloudjob.backends.kubernetes.errors import ApiError, ObjectNotFound
+from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.errors import AccessDenied, ApiError, ObjectNotFound
 from cloudjob.backends.kubernetes.request import KubernetesRequest
+from cloudjob.backends.kubernetes.volumes import CLAIM, CLAIM_HINTS, Doubt, Use
 from cloudjob.errors import BackendError
 
 if TYPE_CHECKING:
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 # The number of fields that a message lists.
 _MOST = 3
+_CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 _QUEUE = "/apis/scheduling.volcano.sh/v1beta1/queues"
 _HINTS = {
     Lack.NOTHING: "",
     Lack.RESOURCE: "`cloudjob docs kubernetes` shows how to install an operator",
     Lack.VERSION: "use an operator, or a newer cluster",
-    Lack.PERMISSION: "`cloudjob docs kubernetes` has a Role with everything that is needed",
+    Lack.PERMISSION: "`cloudjob docs kubernetes-permissions` has a Role for each engine",
 }
 
 
@@ -64,7 +66,8 @@ def lack_text(offer: Offer, version: Version, namespace: str) -> str:
         return f"needs Kubernetes {first}, and this is {version.text}"
     if offer.lack is Lack.PERMISSION:
         return f"not allowed in {namespace}: {', '.join(map(str, offer.denied))}"
-    return f"usable in {namespace}"
+    lost = (f"{what} ({', '.join(map(str, denied))})" for what, denied in offer.lost.items())
+    return "; ".join([f"usable in {namespace}", *(f"without {text}" for text in lost)])
 
 
 def run(
@@ -99,7 +102,7 @@ def run(
     if engine is None or offers[0].lack in (Lack.RESOURCE, Lack.VERSION):
         return checks
     if request is not None and offers[0].lack is Lack.NOTHING:
-        checks += _manifest(client, request)
+        checks += [*_manifest(client, request), *_needs(client, request)]
     return checks + _queue(client, spec, engine)
 
 
@@ -153,6 +156,67 @@ def _dropped(sent: Any, kept: Any, where: str = "") -> Iterator[str]:
     elif isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
         for index, (one, other) in enumerate(zip(sent, kept, strict=True)):
             yield from _dropped(one, other, f"{where}[{index}]")
+
+
+def _needs(client: Client, request: KubernetesRequest) -> Iterator[Check]:
+    """Check what the pods need to exist: without it they wait, and only events say for what.
+
+    What the user may not read is not checked.
+    """
+    own, needs = request.job_names, volumes.needs_of(request.body)
+    for path in sorted(needs.host_paths):
+        found = "it is another folder on each machine, and many clusters forbid it"
+        hint = "use a persistentVolumeClaim, unless every machine mounts the same disk there"
+        yield Check(f"hostPath {path}", False, found, hint, is_needed=False)
+    uses: dict[tuple[Resource, str], Use | set[str]] = dict(needs.objects)
+    uses.update({(CLAIM, name): use for name, use in needs.claims.items()})
+    for (resource, name), used in uses.items():
+        if name in (own.entry, own.delivery):
+            continue
+        title = f"{resource.kind} {name}"
+        try:
+            found_object = client.get(resource.path(own.namespace, name), f"looking for {title}")
+            if isinstance(used, Use):
+                yield _claim(client, title, found_object, used, request.submission.spec.nodes)
+            else:
+                yield _object(title, found_object, used)
+        except ObjectNotFound:
+            hint = f"`kubectl get {resource.plural} -n {own.namespace}` lists them"
+            yield Check(title, False, f"there is none in {own.namespace}", hint)
+        except AccessDenied:
+            continue
+        except BackendError as error:
+            yield Check(title, False, error.message, error.hint)
+
+
+def _object(title: str, found: Mapping[str, Any], used: set[str]) -> Check:
+    """Check that a Secret or a ConfigMap has the keys that are used."""
+    held = {*(found.get("data") or {}), *(found.get("binaryData") or {})}
+    missing = ", ".join(sorted(used - held))
+    hint = f"it has {', '.join(sorted(held)) or 'nothing'}"
+    return Check(title, not missing, f"it has no {missing}" if missing else "exists", hint)
+
+
+def _claim(client: Client, title: str, found: Mapping[str, Any], use: Use, nodes: int) -> Check:
+    is_bound = (found.get("status") or {}).get("phase") == "Bound"
+    may_wait = not is_bound and _binds_late(client, found)
+    doubt = volumes.doubt_of(found, use, nodes, binds_late=may_wait)
+    modes = ", ".join((found.get("spec") or {}).get("accessModes") or ())
+    text = f"{doubt.value} ({modes})"
+    return Check(title, doubt is Doubt.NONE, text, CLAIM_HINTS[doubt])
+
+
+def _binds_late(client: Client, claim: Mapping[str, Any]) -> bool:
+    """Whether the volume of a claim may be made only when a pod needs it."""
+    name = (claim.get("spec") or {}).get("storageClassName")
+    if not name:
+        return False
+    try:
+        found = client.get(f"{_CLASSES}/{name}", f"looking for the storage class {name}")
+    except (ObjectNotFound, AccessDenied):
+        # A static volume may have a class that exists only as a name.
+        return True
+    return str(found.get("volumeBindingMode")) == "WaitForFirstConsumer"
 
 
 def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:

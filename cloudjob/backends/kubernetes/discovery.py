@@ -5,14 +5,18 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cloudjob.backends.kubernetes.client import POD, Client
-from cloudjob.backends.kubernetes.engine import Engine, Resource
-from cloudjob.backends.kubernetes.errors import ObjectNotFound
-from cloudjob.backends.kubernetes.request import CONFIG_MAP, ENGINES, SECRET, SERVICE
+from cloudjob.backends.kubernetes import kueue
+from cloudjob.backends.kubernetes.client import EVENT, POD, Client
+from cloudjob.backends.kubernetes.engine import CONFIG_MAP, SECRET, SERVICE, Engine, Resource
+from cloudjob.backends.kubernetes.errors import ApiError, ObjectNotFound
+from cloudjob.backends.kubernetes.request import ENGINES
+from cloudjob.backends.kubernetes.volcano import COMMAND, POD_GROUP
+from cloudjob.backends.kubernetes.volumes import ACCOUNT, CLAIM
 
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubject{}reviews"
 _NUMBER = re.compile(r"\d{1,6}", re.ASCII)
 
 
@@ -63,11 +67,13 @@ class Offer(NamedTuple):
 
     Args:
         denied: The permissions that are missing.
+        lost: What the user cannot do with a job, with the permissions that are missing for it.
     """
 
     engine: Engine
     lack: Lack
     denied: tuple[Permission, ...] = ()
+    lost: Mapping[str, tuple[Permission, ...]] = MappingProxyType({})
 
 
 class Discovery:
@@ -76,16 +82,48 @@ class Discovery:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._permitted: dict[Permission, bool] = {}
+        self._groups: dict[str, bool] = {"": True}
+        self._given_rules: Mapping[str, Any] | None = None
         self.version = _version(client)
 
-    def offer(self, engine: Engine, required: Iterable[Permission]) -> Offer:
-        """Return what keeps the user from using an engine; the first lack counts."""
+    def offer(
+        self,
+        engine: Engine,
+        required: Iterable[Permission],
+        optional: Mapping[str, Iterable[Permission]] = MappingProxyType({}),
+    ) -> Offer:
+        """Return what keeps the user from using an engine; the first lack counts.
+
+        Args:
+            optional: Permissions that only some commands need, by these.
+        """
         if not self._serves(engine.resource):
             return Offer(engine, Lack.RESOURCE)
         if self.version[:2] < engine.min_version:
             return Offer(engine, Lack.VERSION)
-        denied = tuple(permission for permission in required if not self._permits(permission))
-        return Offer(engine, Lack.PERMISSION if denied else Lack.NOTHING, denied)
+        denied = self._denied(required)
+        if denied:
+            return Offer(engine, Lack.PERMISSION, denied)
+        lost = {what: self._denied(needed) for what, needed in optional.items()}
+        return Offer(engine, Lack.NOTHING, lost={what: each for what, each in lost.items() if each})
+
+    def _denied(self, permissions: Iterable[Permission]) -> tuple[Permission, ...]:
+        """Return the permissions that the user lacks, of resources that the cluster has."""
+        return tuple(
+            permission
+            for permission in permissions
+            if self._has_group(permission.resource.group) and not self._permits(permission)
+        )
+
+    def _has_group(self, group: str) -> bool:
+        if group not in self._groups:
+            try:
+                self._client.get(f"/apis/{group}", f"looking for {group} in the cluster")
+            except ObjectNotFound:
+                self._groups[group] = False
+            else:
+                self._groups[group] = True
+        return self._groups[group]
 
     def _serves(self, resource: Resource) -> bool:
         path = f"/apis/{resource.group}/{resource.version}"
@@ -93,20 +131,46 @@ class Discovery:
             served = self._client.get(path, f"looking for {resource.kind} in the cluster")
         except ObjectNotFound:
             return False
+        self._groups[resource.group] = True
         return any(item.get("name") == resource.plural for item in served.get("resources") or ())
 
     def _permits(self, permission: Permission) -> bool:
+        """Whether the user has a permission; authorisers may not list all that they allow."""
         if permission not in self._permitted:
-            body = _review(permission, self._client.cluster.namespace)
-            doing = f"checking the permission to {permission}"
-            status = self._client.post(_REVIEWS, body, doing).get("status") or {}
-            self._permitted[permission] = bool(status.get("allowed"))
+            rules = self._rules()
+            is_known = any(covers(rule, permission) for rule in rules.get("resourceRules") or ())
+            self._permitted[permission] = is_known or (
+                rules.get("incomplete") is not False and self._is_allowed(permission)
+            )
         return self._permitted[permission]
+
+    def _is_allowed(self, permission: Permission) -> bool:
+        body = _review(permission, self._client.cluster.namespace)
+        doing = f"checking the permission to {permission}"
+        status = self._client.post(_REVIEWS.format("access"), body, doing).get("status") or {}
+        return bool(status.get("allowed"))
+
+    def _rules(self) -> Mapping[str, Any]:
+        """Return all that the user may do in the namespace, as far as the cluster lists it."""
+        if self._given_rules is None:
+            body = {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectRulesReview",
+                "spec": {"namespace": self._client.cluster.namespace},
+            }
+            try:
+                answer = self._client.post(_REVIEWS.format("rules"), body, "listing permissions")
+            except ApiError:
+                answer = {}
+            self._given_rules = answer.get("status") or {}
+        return self._given_rules
 
 
 def offers(discovery: Discovery) -> list[Offer]:
     """Return what every engine lacks, in the order of preference."""
-    return [discovery.offer(engine, required(engine)) for engine in ENGINES.values()]
+    return [
+        discovery.offer(engine, required(engine), optional(engine)) for engine in ENGINES.values()
+    ]
 
 
 def choices(discovery: Discovery, launcher: str, *, restarts: bool) -> Iterator[Offer]:
@@ -130,16 +194,65 @@ def to_create(engine: Engine) -> list[Permission]:
 
 
 def required(engine: Engine) -> list[Permission]:
-    """Return every permission that a job needs."""
+    """Return every permission that is needed to submit a job and to follow it."""
+    own = [SECRET, CONFIG_MAP, *[SERVICE] * engine.needs_services]
     return [
         *to_create(engine),
         Permission("get", engine.resource),
         Permission("create", SECRET),
         Permission("create", CONFIG_MAP),
-        Permission("list", POD),
-        Permission("watch", POD),
+        # The job becomes their owner when it exists.
+        *(Permission("patch", resource) for resource in own),
+        *(Permission(verb, POD) for verb in ("get", "list", "watch")),
         Permission("get", POD, "log"),
     ]
+
+
+def optional(engine: Engine) -> dict[str, list[Permission]]:
+    """Return the permissions that only some commands and messages need, by these."""
+    resource, is_queued = engine.resource, engine.kueue_resumes
+    services = [SERVICE] * engine.needs_services
+    groups = [] if engine.queues_in_kueue else [Permission("get", POD_GROUP)]
+    workloads = [Permission("list", kueue.WORKLOAD)] * is_queued
+    return {
+        "cancel": [
+            Permission("patch", resource),
+            *[Permission("create", COMMAND)] * (engine.name == "volcano"),
+        ],
+        "cancel in Kueue": [*workloads, *[Permission("patch", kueue.WORKLOAD)] * is_queued],
+        "cancel --now": [Permission("deletecollection", POD)],
+        "rm": [
+            *(Permission("delete", each) for each in (resource, SECRET, CONFIG_MAP, *services)),
+            *(Permission("list", each) for each in services),
+        ],
+        "rm --orphans": [Permission("get", CONFIG_MAP)],
+        "repeat a create without an answer": [
+            Permission("get", each) for each in (SECRET, CONFIG_MAP, *services)
+        ],
+        "list": [Permission("list", resource)],
+        "events, why a job waits": [Permission("list", EVENT), *groups, *workloads],
+        "position in a queue": [
+            *[Permission("get", kueue.VISIBLE_QUEUE, "pendingworkloads")] * is_queued
+        ],
+        "check of the queue": [Permission("get", kueue.LOCAL_QUEUE)] * engine.queues_in_kueue,
+        "check of volumes": [
+            Permission("get", each) for each in (CLAIM, SECRET, CONFIG_MAP, ACCOUNT)
+        ],
+        "exec, shell, stacks, forward": [Permission("create", POD, "exec")],
+    }
+
+
+def covers(rule: Mapping[str, Any], permission: Permission) -> bool:
+    """Whether a rule of a role contains a permission for objects of any name."""
+    resource, part = permission.resource, permission.part
+    named = {"*", f"{resource.plural}/{part}", f"*/{part}"} if part else {"*", resource.plural}
+    wanted = {
+        "verbs": {"*", permission.verb},
+        "apiGroups": {"*", resource.group},
+        "resources": named,
+    }
+    is_for_all = not rule.get("resourceNames")
+    return is_for_all and all(each & set(rule.get(key) or ()) for key, each in wanted.items())
 
 
 def _version(client: Client) -> Version:

@@ -42,6 +42,11 @@ class Resource(NamedTuple):
         return f"{root}/namespaces/{namespace}/{self.plural}{tail}"
 
 
+CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
+SECRET = Resource("", "v1", "secrets", "Secret")
+SERVICE = Resource("", "v1", "services", "Service")
+
+
 class Stage(NamedTuple):
     """The state of a job as its operator reports it.
 

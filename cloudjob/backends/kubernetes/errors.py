@@ -50,7 +50,8 @@ _HINTS = (
 )
 _UNAUTHORISED = "are the credentials of this context still valid? try `kubectl get pods`"
 _FORBIDDEN = (
-    "`kubectl auth can-i --list` lists what you may do, `cloudjob docs kubernetes` what is needed"
+    "`kubectl auth can-i --list` lists what you may do, and "
+    "`cloudjob docs kubernetes-permissions` what is needed"
 )
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from cloudjob.backends.kubernetes import reasons, waiting
 from cloudjob.backends.kubernetes.client import EVENT, Client
-from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.engine import Engine
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.backends.kubernetes.state import Pod
+from cloudjob.backends.kubernetes.volcano import POD_GROUP
 from cloudjob.errors import BackendError
 from cloudjob.model.status import Wait, WaitPhase
 
-_POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
 # The beginnings of reasons for which pods are missing: those of the Job controller, Volcano and
 # MindSpore's operator, those of JobSet, and that of the MPI operator.
 _CREATES = ("FailedCreate", "JobCreationFailed", "HeadlessServiceCreationFailed", "MPIJobFailed")
@@ -74,7 +74,7 @@ def waits(
     group = _group_name(engine, job_names, job)
     scheduled_at, unschedulable = "", None
     with contextlib.suppress(BackendError):
-        path = _POD_GROUP.path(job_names.namespace, group)
+        path = POD_GROUP.path(job_names.namespace, group)
         scheduled_at, unschedulable = _of_group(client.get(path, "reading the state of the queue"))
     with contextlib.suppress(BackendError):
         names = dict.fromkeys([*(f"{job_names.name}{suffix}" for suffix in engine.makers), group])

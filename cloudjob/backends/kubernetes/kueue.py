@@ -23,10 +23,13 @@ _GROUP = "kueue.x-k8s.io"
 _GROUP_PATH = f"/apis/{_GROUP}"
 # The versions that cloudjob can read, the preferred one first.
 _VERSIONS = ("v1beta2", "v1beta1")
+WORKLOAD = Resource(_GROUP, _VERSIONS[0], "workloads", "Workload")
+LOCAL_QUEUE = Resource(_GROUP, _VERSIONS[0], "localqueues", "LocalQueue")
 _JOB_UID = f"{_GROUP}/job-uid"
 _DOING = "looking for Kueue in the cluster"
 # The optional API that tells positions in a queue.
 _POSITIONS = "visibility.kueue.x-k8s.io"
+VISIBLE_QUEUE = LOCAL_QUEUE._replace(group=_POSITIONS)
 # Positions beyond this one are not looked for.
 _MOST_POSITIONS = 1000
 # Reasons that no other job's end removes: only another request or another queue does.
@@ -84,7 +87,7 @@ def has_queue(client: Client, namespace: str, name: str, served: str) -> bool:
     Args:
         served: The version of Kueue's API.
     """
-    queues = Resource(_GROUP, served, "localqueues", "LocalQueue")
+    queues = LOCAL_QUEUE._replace(version=served)
     try:
         client.get(queues.path(namespace, name), f"looking for the queue {name}")
     except errors.ObjectNotFound:
@@ -195,7 +198,7 @@ def _workloads(
         return []
     metadata = job["metadata"]
     uid = str(metadata["uid"])
-    workloads = Resource(_GROUP, served, "workloads", "Workload")
+    workloads = WORKLOAD._replace(version=served)
     query = {"labelSelector": f"{_JOB_UID}={uid}"}
     items = client.list(workloads.path(str(metadata["namespace"])), doing, query)["items"]
     return [item for item in items if _is_owned(item, uid)]
@@ -208,7 +211,7 @@ def deactivate(client: Client, job: Mapping[str, Any], doing: str) -> Deactivati
         return Deactivation.UNMANAGED
     metadata = job["metadata"]
     namespace = str(metadata["namespace"])
-    workloads = Resource(_GROUP, served, "workloads", "Workload")
+    workloads = WORKLOAD._replace(version=served)
     try:
         owned = _workloads(client, job, served, doing)
     except errors.AccessDenied:

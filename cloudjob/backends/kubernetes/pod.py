@@ -26,6 +26,11 @@ ENTRY_PATH = "/opt/cloudjob"
 DELIVERY_PATH = "/run/cloudjob"
 # Seconds that a pod may outlive the job's own timeout.
 _DEADLINE_S = 600
+# The proxy of a service mesh, Istio or Linkerd, would outlive the ranks, so that no pod would end.
+_NO_PROXY = {
+    "labels": {"sidecar.istio.io/inject": "false"},
+    "annotations": {"linkerd.io/inject": "disabled"},
+}
 # Without this, Open MPI prints a warning for each message between ranks (ADR 8, docker).
 _OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 # Per node; the kubelet sets them once the pod is scheduled.
@@ -155,11 +160,12 @@ def template(
         "enableServiceLinks": False,
         "automountServiceAccountToken": bool(options.service_account),
         "containers": [container],
-        "volumes": [volume for volume, _ in found],
+        # A volume that is mounted at several paths is one volume.
+        "volumes": list({volume["name"]: volume for volume, _ in found}.values()),
     }
     pod.update(_place(spec))
     _secure(pod, container, options.user)
-    made = {"metadata": metadata(submission), "spec": pod}
+    made = {"metadata": merged(_NO_PROXY, metadata(submission)), "spec": pod}
     patched = dict(merged(made, options.pod))
     patched["metadata"] = with_own_labels(patched.get("metadata"), submission)
     return patched

@@ -11,13 +11,14 @@ from typing import Any
 
 from cloudjob.backends import delivery
 from cloudjob.backends.kubernetes import pod, validation
-from cloudjob.backends.kubernetes.engine import Engine, Resource
+from cloudjob.backends.kubernetes.engine import CONFIG_MAP, SECRET, Engine
 from cloudjob.backends.kubernetes.indexed_job import IndexedJob
 from cloudjob.backends.kubernetes.jobset import JobSet
 from cloudjob.backends.kubernetes.mpi_operator import MpiOperator
 from cloudjob.backends.kubernetes.ms_operator import MsOperator
 from cloudjob.backends.kubernetes.pod import Names
 from cloudjob.backends.kubernetes.volcano import Volcano
+from cloudjob.backends.kubernetes.volumes import resolved, uri_problems
 from cloudjob.errors import SpecError
 from cloudjob.model import sizes
 from cloudjob.model.submission import Submission
@@ -29,9 +30,6 @@ ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (Volcano(), MpiOperator(), MsOperator(), IndexedJob(), JobSet())
 }
-CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
-SECRET = Resource("", "v1", "secrets", "Secret")
-SERVICE = Resource("", "v1", "services", "Service")
 
 # etcd stores 1.5 MiB (--max-request-bytes), in which the API server also notes who set each field.
 MAX_OBJECT_BYTES = 1_300_000
@@ -68,7 +66,9 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
     Raises:
         SpecError: This backend cannot run the job.
     """
-    found = list(validation.find(submission, engine, namespace, ENGINES.values()))
+    wrong = list(uri_problems(submission))
+    submission = resolved(submission)
+    found = [*wrong, *validation.find(submission, engine, namespace, ENGINES.values())]
     if found:
         raise SpecError(found)
     spec = submission.spec

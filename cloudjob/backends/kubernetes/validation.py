@@ -168,17 +168,19 @@ def _volume_problems(spec: JobSpec, volumes: list[Any]) -> Iterator[str]:
         return
     found = pod.volumes(spec, Names("x", ""), has_delivery=True)
     first = len(found) - len(volumes)
-    taken_names, taken_paths = set(), set()
+    sources: dict[str, Any] = {}
+    taken_paths = set()
     for index, (volume, mount) in enumerate(found, -first):
         name, path = volume["name"], posixpath.normpath(str(mount["mountPath"]))
-        if index >= 0 and name in taken_names:
+        # The same volume may be mounted at several paths.
+        if index >= 0 and sources.get(name, volume) != volume:
             yield f"kubernetes.volumes[{index}]: the name {name} is taken (allowed: another one)"
         if index >= 0 and path in taken_paths:
             yield (
                 f"kubernetes.volumes[{index}]: something is mounted at {path} already (allowed: "
                 "another mountPath)"
             )
-        taken_names.add(name)
+        sources.setdefault(name, volume)
         taken_paths.add(path)
 
 

@@ -15,6 +15,7 @@ from jobentry.contract import names
 
 RESOURCE = Resource("batch.volcano.sh", "v1alpha1", "jobs", "Job")
 COMMAND = Resource("bus.volcano.sh", "v1alpha1", "commands", "Command")
+POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
 TASK = "worker"
 
 # The plugins env and svc give these to each pod.

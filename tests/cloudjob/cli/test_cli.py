@@ -539,3 +539,24 @@ def test_init_asks_for_the_script_if_several_could_be_meant(
     ]
     assert main(["init", "c.py"]) == 2
     assert list(project.glob("*.yaml")) == []
+
+
+def test_an_option_sets_any_key_of_a_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("kubernetes: {namespace: mine, cpus: 1}\n")
+    given = ["--set", "kubernetes.namespace=lab=", "--set", "kubernetes.gpus=2"]
+    assert main(["config", "show", "--json", "--config", "job.yaml", *given]) == 0
+
+    rows = {row["key"]: row["value"] for row in json.loads(capfd.readouterr().out)}
+    keys = ("kubernetes.namespace", "kubernetes.gpus", "kubernetes.cpus")
+    assert [rows[key] for key in keys] == ["lab=", "2", "1.0"]
+    for wrong, message in (
+        ("kubernetes.namespace", "reading --set kubernetes.namespace: not SECTION.KEY=VALUE"),
+        ("nodes=2", "reading --set nodes=2: not SECTION.KEY=VALUE"),
+        ("kubernetes.nmespace=x", "did you mean 'namespace'"),
+        ("kubernetes.gpus=many", "kubernetes.gpus: "),
+    ):
+        assert main(["config", "show", "--set", wrong]) == 2
+        assert message in capfd.readouterr().err

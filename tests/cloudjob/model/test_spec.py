@@ -186,7 +186,7 @@ def test_outputs_cannot_be_stored_on_a_web_server():
     message = only_problem(outputs={"A": "https://host/x?signature=secret"})
 
     assert (
-        "has an unsupported scheme (given 'https://host/x'; allowed file://, s3://, obs://)"
+        "has an unsupported scheme (given 'https://host/x'; allowed file://, s3://, obs://, pvc://)"
         in message
     )
 
