@@ -67,7 +67,7 @@ class Attempt:
     def watch(self, row: JobRow) -> AttemptEnd:
         """Wait until all nodes have ended; also upload, measure, and stop the job on request."""
         service = self.job.service
-        handle, key = row.run["handle"], row.run["log_key"]
+        handle, key = row.run.handle, row.run.log_key
         pump = threading.Thread(target=self._store_logs, args=(row,), daemon=True)
         pump.start()
         is_stopped = False
@@ -98,7 +98,7 @@ class Attempt:
         end = time.monotonic() + _ENGINE_S
         while True:
             try:
-                return self.job.service.runtime.states(row.run["handle"], row.nodes)
+                return self.job.service.runtime.states(row.run.handle, row.nodes)
             except JobNotFound:
                 raise
             except CloudJobError:
@@ -127,10 +127,10 @@ class Attempt:
             self._past = self._past._replace(is_urgent=True, killed_at=None)
 
     def _is_overdue(self, row: JobRow) -> bool:
-        stop = row.body["spec"].get("auto_stop")
+        stop = row.body.spec.auto_stop
         if not stop or not row.start_ms:
             return False
-        limit_s = float(stop["duration"]) * self.job.service.settings.hour_s
+        limit_s = stop.duration * self.job.service.settings.hour_s
         return time.time() - row.start_ms / 1000 > limit_s
 
     def _supervise(self, handle: str, states: list[NodeState]) -> None:
@@ -169,7 +169,7 @@ class Attempt:
 
     def _look_for_hang(self, row: JobRow, cpu: float) -> None:
         """Stop a job with hang detection that has neither computed nor written for ``hang_s``."""
-        if row.body["metadata"]["annotations"].get(models.RETRY_HANG) != "true":
+        if not row.body.metadata.has(models.RETRY_HANG):
             return
         now = time.monotonic()
         size = sum(self.job.log(index).size_bytes for index in range(row.nodes))
@@ -189,9 +189,9 @@ class Attempt:
             # Restarted machines yield their complete log again, from the start.
             earlier = [key_of(row, attempt) for attempt in _attempts_before(row)]
             size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
-            writers.append(Writer(log.run_path(row.run["log_key"]), limit, size))
+            writers.append(Writer(log.run_path(row.run.log_key), limit, size))
         try:
-            for index, data in self.job.service.runtime.logs(row.run["handle"]):
+            for index, data in self.job.service.runtime.logs(row.run.handle):
                 if 0 <= index < row.nodes and data:
                     writers[index].write(data)
         except CloudJobError as error:
@@ -207,5 +207,5 @@ def key_of(row: JobRow, attempt: int) -> str:
 
 def _attempts_before(row: JobRow) -> range:
     """Return the earlier attempts that ran on the machines of this one."""
-    first = int(row.run["key"].rpartition("-")[2])
-    return range(first, int(row.run.get("attempt", 0)))
+    first = int(row.run.key.rpartition("-")[2])
+    return range(first, row.run.attempt)

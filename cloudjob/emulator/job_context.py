@@ -66,7 +66,7 @@ class JobContext:
         log, obs = self.log(index), self.service.obs
         if not log.size_bytes:
             return None
-        url = row.body["spec"]["log_export_path"].get("obs_url")
+        url = row.body.spec.log_export_path.obs_url
         if not url:
             obs.make_bucket(LOG_BUCKET)
         folder = models.place(url or f"/{LOG_BUCKET}/{row.id}")

@@ -67,7 +67,7 @@ class Scheduler:
         """
         with self._lock:
             found = self._active.get(row.id)
-        handle = row.run.get("handle")
+        handle = row.run.handle
         if found is None or row.phase != "Running" or not handle or not 0 <= node < row.nodes:
             raise ApiError("ModelArts.2788", f"node {node} of job {row.id}: it does not run")
         found[0].lost.add(node)

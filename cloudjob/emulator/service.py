@@ -108,12 +108,14 @@ class _Page(Page):
     group_by: str = ""
 
 
-def page_of(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the requested page of a list, sorted as requested; newest first by default."""
+def page_of(request: Request, found: list[Any]) -> dict[str, Any]:
+    """Return the requested page of a list, sorted by a key of the metadata of its items."""
     query = request.parsed_query(_Page)
     is_descending = query.order == "desc"
     # The list is newest first, and sorting keeps the order of equal items.
     found = found if is_descending else found[::-1]
-    found = sorted(found, key=lambda item: item["metadata"][query.sort_by], reverse=is_descending)
+    found = sorted(
+        found, key=lambda item: getattr(item.metadata, query.sort_by), reverse=is_descending
+    )
     shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
     return {"total": len(found), "count": len(shown), **query.model_dump(), "items": shown}

@@ -29,9 +29,9 @@ class StagingFailed(Exception):
 
 def check_nodes(job: JobContext, row: JobRow) -> None:
     """Check the nodes, as the platform does for jobs with fault tolerance."""
-    if not models.retries(row.body):
+    if not row.body.metadata.retries:
         return
-    for _ in range(models.retries(row.body) + 1):
+    for _ in range(row.body.metadata.retries + 1):
         bad = job.service.faults.take("bad-node", job=row.id)
         if bad is None:
             job.event("Node check passed on all nodes.", source="Task")
@@ -51,8 +51,7 @@ def image_of(job: JobContext, row: JobRow) -> str:
         StagingFailed: The image is not available.
     """
     settings = job.service.settings
-    engine = row.body["algorithm"]["engine"]
-    image = node_plan.image(row, models.engine_of(engine, settings), settings)
+    image = node_plan.image(row, settings)
     name = node_plan.names(row)[0].partition(".")[0]
     try:
         if job.service.faults.take("image-pull", job=row.id):

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Sequence
 from typing import Any
 
-from cloudjob.emulator import models
 from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.models import Algorithm, Job, Model
 from cloudjob.emulator.settings import Engine, Flavor, Settings
 
 
 def job(row: JobRow, settings: Settings) -> dict[str, Any]:
     """Return a job as ``create``, ``show`` and ``list`` show it."""
-    body = copy.deepcopy(row.body)
+    body = row.body
     return {
         "kind": row.kind,
         "metadata": {
-            **body["metadata"],
+            **body.metadata.model_dump(exclude_none=True),
             "id": row.id,
             "name": row.name,
             "create_time": row.create_ms,
             "user_name": row.user_name,
         },
         "status": _status(row),
-        "algorithm": _algorithm(body["algorithm"]),
+        "algorithm": _algorithm(body.algorithm),
         "spec": _spec(body, settings),
-        "endpoints": body.get("endpoints") or {},
+        "endpoints": body.endpoints or {},
     }
 
 
@@ -81,25 +81,28 @@ def _status(row: JobRow) -> dict[str, Any]:
         "start_time": row.start_ms,
         "node_count_metrics": [[row.start_ms, row.nodes]] if row.start_ms else None,
         "tasks": tasks(row),
-        "task_statuses": run.get("task_statuses") or None,
-        "running_records": run.get("running_records") or None,
-        "task_ips": run.get("task_ips") or None,
+        "task_statuses": _dumped(run.task_statuses),
+        "running_records": _dumped(run.running_records),
+        "task_ips": _dumped(run.task_ips),
     }
 
 
-def _algorithm(given: dict[str, Any]) -> dict[str, Any]:
+def _dumped(items: Sequence[Model]) -> list[dict[str, Any]] | None:
+    return [item.model_dump(exclude_none=True) for item in items] or None
+
+
+def _algorithm(algorithm: Algorithm) -> dict[str, Any]:
     return {
         key: value
-        for key, value in given.items()
-        if value not in (None, "") or key in ("id", "name")
+        for key, value in algorithm.model_dump(exclude_none=True).items()
+        if value != "" or key in ("id", "name")
     }
 
 
-def _spec(body: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    spec = body["spec"]
-    found = models.flavor_of(body, settings)
-    shown = flavor(found)
-    spec["resource"] = {
+def _spec(body: Job, settings: Settings) -> dict[str, Any]:
+    shown = flavor(body.flavor(settings))
+    spec = body.spec.model_dump(exclude_none=True)
+    resource = {
         "policy": "regular",
         **spec["resource"],
         "flavor_name": shown["flavor_name"],
@@ -112,7 +115,7 @@ def _spec(body: dict[str, Any], settings: Settings) -> dict[str, Any]:
             },
         },
     }
-    return dict(spec)
+    return {**spec, "resource": resource}
 
 
 def _flavor_info(item: Flavor) -> dict[str, Any]:

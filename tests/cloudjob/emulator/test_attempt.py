@@ -38,7 +38,8 @@ def attempt(runtime: Runtime) -> Attempt:
 
 
 def row(request: StopRequest) -> Any:
-    return SimpleNamespace(stop_request=request, start_ms=0, body={"spec": {}})
+    body = SimpleNamespace(spec=SimpleNamespace(auto_stop=None))
+    return SimpleNamespace(stop_request=request, start_ms=0, body=body)
 
 
 def test_a_failed_node_ends_the_others_once(attempt: Attempt, runtime: Runtime):
