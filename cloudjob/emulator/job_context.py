@@ -12,7 +12,7 @@ from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import Place
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.nodes import folder
-from cloudjob.emulator.obs import LOG_BUCKET
+from cloudjob.emulator.obs.client import LOG_BUCKET
 
 if TYPE_CHECKING:
     from cloudjob.emulator.service import Service

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.obs.request import BUCKET
 from cloudjob.emulator.settings import Engine, Flavor, Settings
 
 HOME = "/home/ma-user"
@@ -40,7 +41,6 @@ TAGS = 20
 
 _RETRIES = 3
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 _VARIABLES, _VALUE_BYTES, _NAME_BYTES = 100, 4096, 8192
 # Letters of any language, digits, spaces and a few signs.
 _TAG_KEY = re.compile(r"[\w .:=+@-]{1,128}\Z")
@@ -156,7 +156,7 @@ def place(url: str | None) -> Place:
         if text.startswith(scheme):
             bucket, _, key = text[len(scheme) :].partition("/")
             is_key = "//" not in f"/{key}" and ".." not in key.split("/") and "\0" not in key
-            if _BUCKET.match(bucket) and is_key:
+            if BUCKET.match(bucket) and is_key:
                 return Place(bucket, key)
     raise ApiError("ModelArts.2791", f"{text}, reason: not a path of OBS")
 

@@ -11,7 +11,7 @@ from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.models import Order, Page
-from cloudjob.emulator.obs import Obs
+from cloudjob.emulator.obs.client import Obs
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
 

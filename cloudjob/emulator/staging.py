@@ -15,7 +15,7 @@ from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.node_plan import Folder
 from cloudjob.emulator.nodes import ImageMissing
-from cloudjob.emulator.obs import Object, ObsError
+from cloudjob.emulator.obs.client import Object, ObsError
 from cloudjob.emulator.settings import Settings
 from cloudjob.errors import CloudJobError
 from jobentry.system.trees import remove_tree

@@ -32,7 +32,7 @@ from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of, t
 from cloudjob.emulator.job_context import logs_of
 from cloudjob.emulator.models import Place
 from cloudjob.emulator.node_logs import NodeLog
-from cloudjob.emulator.obs import Object
+from cloudjob.emulator.obs.client import Object
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.routes import jobs
 from cloudjob.emulator.server import ENDPOINTS

@@ -11,7 +11,7 @@ from cloudjob.emulator.database import Condition, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.models import Model, Offset, Order, Page, Query, RunRecord, Time
-from cloudjob.emulator.obs import ObsError
+from cloudjob.emulator.obs.client import ObsError
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import JOB, PROJECT, Service
 from cloudjob.model.times import rfc3339

@@ -26,7 +26,7 @@ from cloudjob.emulator.models import (
     Run,
     SchedulePolicy,
 )
-from cloudjob.emulator.obs import ObsError
+from cloudjob.emulator.obs.client import ObsError
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.routes import algorithms, authorizations, experiments
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from cloudjob.emulator.auth import SKEW_S
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.obs_body import ChunkKey
-from cloudjob.emulator.obs_request import (
+from cloudjob.emulator.obs.body import ChunkKey
+from cloudjob.emulator.obs.request import (
     OF_SIGNATURE,
     PAYLOAD,
     SIGNATURES,

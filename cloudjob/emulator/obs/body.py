@@ -11,8 +11,8 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from cloudjob.emulator import obs_keys
-from cloudjob.emulator.obs_request import Refused
+from cloudjob.emulator.obs.names import is_reserved, stored_name
+from cloudjob.emulator.obs.request import Refused
 
 _EMPTY = hashlib.sha256().hexdigest()
 _LINE_BYTES = 8192
@@ -194,9 +194,9 @@ def keys_to_delete(body: bytes) -> bytes:
 def _object(item: ElementTree.Element) -> str:
     texts = {_tag(inner): inner.text or "" for inner in item}
     key, version = texts.get("Key", ""), texts.get("VersionId", "")
-    if not key or len(texts) != len(item) or obs_keys.is_reserved(key):
+    if not key or len(texts) != len(item) or is_reserved(key):
         raise _malformed()
-    text = f"<Key>{escape(obs_keys.stored_name(key))}</Key>"
+    text = f"<Key>{escape(stored_name(key))}</Key>"
     if version:
         text += f"<VersionId>{escape(version)}</VersionId>"
     return f"<Object>{text}</Object>"
