@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _fill(home: Path, count: int) -> None:
     """Put jobs of an earlier time into the database."""
     from cloudjob.emulator import models
-    from cloudjob.emulator.database import Database, JobRow, StopRequest
+    from cloudjob.emulator.database import FINAL, Database, JobRow, StopRequest
     from cloudjob.emulator.settings import defaults
 
     request = {
@@ -149,7 +149,7 @@ def _fill(home: Path, count: int) -> None:
     database = Database(home / "emulator" / "state.db")
     with database.transaction():
         for index in range(count):
-            phase = ("Completed", "Failed", "Terminated")[index % 3]
+            phase = FINAL[index % 3]
             body.metadata.name = name = f"old-{index:05d}"
             row = JobRow(
                 id=f"{index:08d}-0000-0000-0000-000000000000", name=name, workspace="0", kind="job",

@@ -70,28 +70,24 @@ class Attempt:
         handle, key = row.run.handle, row.run.log_key
         pump = threading.Thread(target=self._store_logs, args=(row,), daemon=True)
         pump.start()
-        is_stopped = False
         poll_s = service.settings.poll_s * (5 if service.runtime.kind == "docker" else 1)
         while True:
             states = self._states(row)
             if all(state.exit_code is not None for state in states):
                 break
             row = self.job.existing_row()
-            is_stopped = self._is_stop_requested(row) or is_stopped
+            self._heed_stop(row)
             self._supervise(handle, states)
             self._do_periodic(row, handle)
             time.sleep(poll_s)
         pump.join(60)
         row = self.job.existing_row()
-        is_stopped = is_stopped or bool(row.stop_request)
         for index, state in enumerate(states):
             message = f"Training finished. Exit code {state.exit_code}."
             self.job.event(f"[worker-{index}] {message}", source="Task")
             message = f"Training end with return code: {state.exit_code}"
             self.job.log(index).add_line(key, message, is_after=True)
-        return AttemptEnd(
-            states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung
-        )
+        return AttemptEnd(states, bool(row.stop_request), frozenset(self.lost), self._is_hung)
 
     def _states(self, row: JobRow) -> list[NodeState]:
         """Return the state of each node; retry for a minute if the engine does not answer."""
@@ -106,8 +102,8 @@ class Attempt:
                     raise
                 time.sleep(1)
 
-    def _is_stop_requested(self, row: JobRow) -> bool:
-        """Return whether the job is to end: it was stopped, or has run as long as it may."""
+    def _heed_stop(self, row: JobRow) -> None:
+        """Have the nodes ended if the job was stopped, or has run as long as it may."""
         if not row.stop_request and self._is_overdue(row):
             self.job.event("Training job has run as long as auto_stop allows.", "Warning")
             self.job.service.database.change_phase(
@@ -115,11 +111,10 @@ class Attempt:
             )
             row = self.job.existing_row()
         if not row.stop_request:
-            return False
+            return
         if self._past.cancelled_at is None:
             self._past = self._past._replace(cancelled_at=time.monotonic())
         self._hurry(is_urgent=row.stop_request is StopRequest.DELETE)
-        return True
 
     def _hurry(self, *, is_urgent: bool) -> None:
         """Have the nodes killed without a grace period, if it is urgent."""

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from cloudjob.emulator.clock import now_ms
-from cloudjob.emulator.models import Job, Resource, Run
+from cloudjob.emulator.models import Job, Resource, Run, now_ms
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -53,7 +52,17 @@ CREATE TABLE IF NOT EXISTS resources (
     body TEXT NOT NULL, PRIMARY KEY (kind, id)
 );
 """
-FINAL = ("Completed", "Failed", "Terminated", "Abnormal")
+Phase = Literal[
+    "Creating",
+    "Pending",
+    "Running",
+    "Terminating",
+    "Completed",
+    "Failed",
+    "Terminated",
+    "Abnormal",
+]
+FINAL: tuple[Phase, ...] = ("Completed", "Failed", "Terminated", "Abnormal")
 
 
 class StopRequest(IntEnum):
@@ -78,7 +87,7 @@ class JobRow:
     name: str
     workspace: str
     kind: str
-    phase: str
+    phase: Phase
     secondary: str
     priority: int
     algorithm_name: str
@@ -196,7 +205,7 @@ class Database:
         names = ", ".join(f"{name} = ?" for name in values)
         self._execute(f"UPDATE jobs SET {names} WHERE id = ?", (*values.values(), job))
 
-    def change_phase(self, job: str, of: Iterable[str], phase: str, **values: Any) -> bool:
+    def change_phase(self, job: str, of: Iterable[Phase], phase: Phase, **values: Any) -> bool:
         """Change the phase of a job if it is in one of the phases ``of``; return whether it was."""
         allowed = tuple(of)
         names = "".join(f", {name} = ?" for name in values)
@@ -240,7 +249,7 @@ class Database:
         """Whether a job of this name exists."""
         return self.count_jobs(("name = ?", [name]), ("workspace = ?", [workspace])) > 0
 
-    def unfinished(self) -> list[tuple[str, str, str, int]]:
+    def unfinished(self) -> list[tuple[str, Phase, str, int]]:
         """Return id, phase, pool and nodes of each unfinished job, by priority."""
         where, values = UNFINISHED
         return self._rows(

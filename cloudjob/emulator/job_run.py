@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 
 from cloudjob.emulator import models
 from cloudjob.emulator.attempt import Attempt, AttemptEnd, key_of
-from cloudjob.emulator.clock import now_ms
-from cloudjob.emulator.database import JobRow, StopRequest
+from cloudjob.emulator.database import JobRow, Phase, StopRequest
 from cloudjob.emulator.job_context import JobContext
-from cloudjob.emulator.models import Run, RunRecord, TaskAddress, TaskStatus
+from cloudjob.emulator.models import Run, RunRecord, TaskAddress, TaskStatus, now_ms
 from cloudjob.emulator.staging import (
     StagingFailed,
     Uploader,
@@ -40,7 +39,7 @@ class JobRun:
     # -- from start to end ----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run the job until it ends, fails or is deleted."""
+        """Run the job until it ends or fails."""
         try:
             self._run_attempts()
         except sqlite3.Error:
@@ -49,13 +48,10 @@ class JobRun:
             self.job.event(f"The platform failed: {error!r}", "Error")
             self._end_all()
             self._finish("Abnormal", secondary="Unknown")
-        row = self.job.row()
-        if row and row.stop_request is StopRequest.DELETE:
-            self.forget()
 
     def _run_attempts(self) -> None:
-        row = self.job.existing_row()
         while True:
+            row = self.job.existing_row()
             if row.stop_request and not self._has_nodes(row):
                 self._finish("Terminated")
                 return
@@ -80,7 +76,6 @@ class JobRun:
             if not self._prepare_retry(row, end):
                 self._complete(row, end)
                 return
-            row = self.job.existing_row()
 
     def _has_nodes(self, row: JobRow) -> bool:
         """Whether the nodes of an attempt exist; a crash may have prevented their start."""
@@ -227,7 +222,7 @@ class JobRun:
             self.job.event("Training job failed.", "Error")
             self._finish("Failed")
 
-    def _finish(self, phase: str, secondary: str = "") -> None:
+    def _finish(self, phase: Phase, secondary: str = "") -> None:
         row = self.job.row()
         if row is None:
             return

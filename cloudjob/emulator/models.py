@@ -8,6 +8,7 @@ database. Unknown keys are kept, because the service returns them.
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
@@ -114,6 +115,10 @@ class Page(Query):
     limit: Annotated[int, Field(ge=1, le=100)] = 10
     offset: Offset = 0
 
+    def of(self, items: list[T]) -> list[T]:
+        """Return the items of the page."""
+        return items[self.offset * self.limit : (self.offset + 1) * self.limit]
+
 
 def parse(model: type[M], given: Any, context: Any = None) -> M:
     """Return a validated model.
@@ -131,6 +136,11 @@ def parse(model: type[M], given: Any, context: Any = None) -> M:
         where = ".".join(map(str, problem["loc"]))
         code = model.codes.get(str(next(iter(problem["loc"]), "")), model.code)
         raise ApiError(code, f"{where}: {cause or problem['msg']}") from error
+
+
+def now_ms() -> int:
+    """Return the time in milliseconds since the epoch, as the service writes it."""
+    return int(time.time() * 1000)
 
 
 class Place(NamedTuple):

@@ -117,5 +117,5 @@ def page_of(request: Request, found: list[Any]) -> dict[str, Any]:
     found = sorted(
         found, key=lambda item: getattr(item.metadata, query.sort_by), reverse=is_descending
     )
-    shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
+    shown = query.of(found)
     return {"total": len(found), "count": len(shown), **query.model_dump(), "items": shown}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.models import Algorithm, Job, Model
+from cloudjob.emulator.models import Algorithm, Job, Model, now_ms
 from cloudjob.emulator.settings import Engine, Flavor, Settings
 
 

@@ -9,9 +9,16 @@ from pydantic import Field
 
 from cloudjob.emulator import models
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import AlgorithmConfig, Description, Model, Name, Page, Resource
+from cloudjob.emulator.models import (
+    AlgorithmConfig,
+    Description,
+    Model,
+    Name,
+    Page,
+    Resource,
+    now_ms,
+)
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service, page_of
 

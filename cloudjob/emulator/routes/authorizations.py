@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Model, Page, Resource
+from cloudjob.emulator.models import Model, Page, Resource, now_ms
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service
 
@@ -54,7 +53,7 @@ def authorizations(service: Service, request: Request) -> Any:
     query = request.parsed_query(_Authorizations)
     found = [item for item in _current(service) if query.user_id in ("", item.user_id)]
     found.sort(key=lambda item: getattr(item, query.sort_by), reverse=query.order == "DESC")
-    shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
+    shown = query.of(found)
     return {"total_count": len(found), "auth": [item.model_dump() for item in shown]}
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from cloudjob.emulator import models
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import Database
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Description, ExperimentReference, Model, Name, Resource
+from cloudjob.emulator.models import Description, ExperimentReference, Model, Name, Resource, now_ms
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service, page_of
 

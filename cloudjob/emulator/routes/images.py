@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cloudjob.emulator.app import Answer, Endpoint
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Model, Page, Resource
+from cloudjob.emulator.models import Model, Page, Resource, now_ms
 from cloudjob.emulator.nodes import ImageMissing
 from cloudjob.emulator.process_nodes import ProcessRuntime
 from cloudjob.emulator.request import Request
@@ -70,7 +69,7 @@ def images(service: Service, request: Request) -> Any:
     listed = [item.model_dump() for item in found]
     for key in reversed(query.sort_key.split(",")):
         listed.sort(key=lambda item: item.get(key, ""), reverse=query.sort_dir == "DESC")
-    shown = listed[query.offset * query.limit : (query.offset + 1) * query.limit]
+    shown = query.of(listed)
     return {
         "current": query.offset,
         "data": shown,
@@ -146,14 +145,10 @@ class _Saving(Model):
     description: Annotated[str, Field(max_length=512)] = ""
 
 
-class _Saved(Resource):
-    """The progress of a task's image; ``_Saving`` has the rules for its first four keys."""
+class _Saved(_Saving, Resource):
+    """The progress of a task's image."""
 
     kind = "saved-image"
-    name: str
-    namespace: str
-    tag: str
-    description: str = ""
     status: str = "CREATING"
     message: str = ""
     create_time: int = Field(default_factory=now_ms)

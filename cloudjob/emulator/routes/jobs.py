@@ -11,8 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from cloudjob.emulator import models, views
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.clock import now_ms
-from cloudjob.emulator.database import UNFINISHED, Condition, JobRow, StopRequest
+from cloudjob.emulator.database import UNFINISHED, Condition, JobRow, Phase, StopRequest
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import (
     UNSORTABLE,
@@ -25,6 +24,7 @@ from cloudjob.emulator.models import (
     Query,
     Run,
     SchedulePolicy,
+    now_ms,
 )
 from cloudjob.emulator.obs.client import ObsError
 from cloudjob.emulator.request import Request
@@ -32,7 +32,7 @@ from cloudjob.emulator.routes import algorithms, authorizations, experiments
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
 from cloudjob.emulator.staging import check_code_limits
 
-STOPPABLE = ("Creating", "Pending", "Running")
+STOPPABLE: tuple[Phase, ...] = ("Creating", "Pending", "Running")
 # Keys to sort and filter by -> columns.
 _SORTS = {
     "create_time": "create_ms",
