@@ -83,8 +83,7 @@ class Attempt:
         pump.join(60)
         row = self.job.existing_row()
         for index, state in enumerate(states):
-            message = f"Training finished. Exit code {state.exit_code}."
-            self.job.event(f"[worker-{index}] {message}", source="Task")
+            self.job.task_event(index, f"Training finished. Exit code {state.exit_code}.")
             message = f"Training end with return code: {state.exit_code}"
             self.job.log(index).add_line(key, message, is_after=True)
         return AttemptEnd(states, bool(row.stop_request), frozenset(self.lost), self._is_hung)
@@ -159,7 +158,7 @@ class Attempt:
             self._last_metric = now
             used = self.job.service.runtime.usage(handle, row.nodes)
             for index, (cpu, memory) in enumerate(used):
-                self.job.service.database.add_metric(row.id, f"worker-{index}", cpu, memory)
+                self.job.service.database.add_metric(row.id, models.task_of(index), cpu, memory)
             self._look_for_hang(row, max(cpu for cpu, _ in used))
 
     def _look_for_hang(self, row: JobRow, cpu: float) -> None:

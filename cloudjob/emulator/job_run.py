@@ -11,7 +11,7 @@ from cloudjob.emulator import models
 from cloudjob.emulator.attempt import Attempt, AttemptEnd, key_of
 from cloudjob.emulator.database import JobRow, Phase, StopRequest
 from cloudjob.emulator.job_context import JobContext
-from cloudjob.emulator.models import Run, RunRecord, TaskAddress, TaskStatus, now_ms
+from cloudjob.emulator.models import Run, RunRecord, TaskAddress, TaskStatus, now_ms, task_of
 from cloudjob.emulator.staging import (
     StagingFailed,
     Uploader,
@@ -120,7 +120,7 @@ class JobRun:
         run.image = image
         _open_record(run, is_in_place=run.is_in_place)
         run.is_in_place = False
-        service.database.update_job(row.id, run=run)
+        self.job.store(run)
         self._start(row)
 
     def _start(self, row: JobRow) -> None:
@@ -132,16 +132,16 @@ class JobRun:
         except CloudJobError as error:
             raise StagingFailed(f"Starting the nodes failed: {error.message}") from error
         row.run.task_ips = [
-            TaskAddress(task=f"worker-{index}", ip=address, host_ip=address)
+            TaskAddress(task=task_of(index), ip=address, host_ip=address)
             for index, address in enumerate(addresses)
         ]
-        service.database.update_job(row.id, run=row.run)
+        self.job.store(row.run)
         values = {} if row.start_ms else {"start_ms": now_ms()}
         if not service.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
             return
         self.job.event("Training job is running.")
         for index in range(row.nodes):
-            self.job.event(f"[worker-{index}] training started.", source="Task")
+            self.job.task_event(index, "training started.")
 
     # -- end ----------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class JobRun:
         run = row.run
         run.task_statuses = [
             TaskStatus(
-                task=f"worker-{index}",
+                task=task_of(index),
                 exit_code=state.exit_code,
                 message="the node was lost" if index in end.lost else state.note,
             )
@@ -159,8 +159,8 @@ class JobRun:
             record.end_at = int(time.time())
             if not end.is_good and not end.is_stopped:
                 record.end_reason = _reason(end)
-                record.end_related_task = f"worker-{end.first}"
-        self.job.service.database.update_job(row.id, run=run)
+                record.end_related_task = task_of(end.first)
+        self.job.store(run)
 
     def _prepare_retry(self, row: JobRow, end: AttemptEnd) -> bool:
         """Prepare the job for another attempt if it may have one; return whether it may."""
@@ -183,7 +183,7 @@ class JobRun:
             self._end_all()
             run.handle, run.is_in_place = "", not end.lost
         self.lost.clear()
-        self.job.service.database.update_job(row.id, run=run)
+        self.job.store(run)
         self.job.event(
             f"Training job is restarted ({recover}), {run.restarts} of {metadata.retries}.",
             "Warning",
@@ -247,8 +247,8 @@ def _reason(end: AttemptEnd) -> str:
     if end.is_hung:
         return "the job hung"
     if end.lost:
-        return f"node of worker-{end.first} lost"
+        return f"node of {task_of(end.first)} lost"
     state = end.states[end.first]
-    return f"worker-{end.first} exited with code {state.exit_code}" + (
+    return f"{task_of(end.first)} exited with code {state.exit_code}" + (
         f": {state.note}" if state.note else ""
     )

@@ -143,6 +143,11 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
+def task_of(node: int) -> str:
+    """Return the name of the task that a node runs."""
+    return f"worker-{node}"
+
+
 class Place(NamedTuple):
     """A place in OBS."""
 

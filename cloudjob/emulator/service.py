@@ -10,7 +10,7 @@ from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.fault_injection import Faults
-from cloudjob.emulator.models import Order, Page
+from cloudjob.emulator.models import Order, Page, task_of
 from cloudjob.emulator.obs.client import Obs
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
@@ -95,11 +95,10 @@ class Service:
         Raises:
             ApiError: The job has no such task.
         """
-        name, _, index = request.path_params["task_id"].rpartition("-")
-        indexes = [str(index) for index in range(row.nodes)]
-        if name != "worker" or index not in indexes:
-            raise ApiError("ModelArts.2788", f"task_id: {request.path_params['task_id']}")
-        return indexes.index(index)
+        task, tasks = request.path_params["task_id"], list(map(task_of, range(row.nodes)))
+        if task not in tasks:
+            raise ApiError("ModelArts.2788", f"task_id: {task}")
+        return tasks.index(task)
 
 
 class _Page(Page):

@@ -36,11 +36,8 @@ def check_nodes(job: JobContext, row: JobRow) -> None:
         if bad is None:
             job.event("Node check passed on all nodes.", source="Task")
             return
-        job.event(
-            f"[worker-{bad.node}] Node check failed; the node is isolated and replaced.",
-            "Warning",
-            "Task",
-        )
+        message = "Node check failed; the node is isolated and replaced."
+        job.task_event(bad.node, message, "Warning")
     raise StagingFailed("Node check failed too often.")
 
 
@@ -176,7 +173,7 @@ class Uploader:
                     )
                 except ObsError as error:
                     message = f"Upload training output(parameter name: {item.name}) failed: {error}"
-                    self.job.event(f"[worker-{index}] {message}", "Error", "Task")
+                    self.job.task_event(index, message, "Error")
                     return message
                 if files:
                     prefix = f"[worker-{index}][time used: {time.monotonic() - start_s:.3f}s]"

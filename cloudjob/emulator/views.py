@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.models import Algorithm, Job, Model, now_ms
+from cloudjob.emulator.models import Algorithm, Job, Model, now_ms, task_of
 from cloudjob.emulator.settings import Engine, Flavor, Settings
 
 
@@ -31,7 +31,7 @@ def job(row: JobRow, settings: Settings) -> dict[str, Any]:
 
 def tasks(row: JobRow) -> list[str]:
     """Return the names of a job's tasks, one per node."""
-    return [f"worker-{index}" for index in range(row.nodes)]
+    return list(map(task_of, range(row.nodes)))
 
 
 def duration_ms(row: JobRow) -> int:

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from cloudjob.emulator.http_server import is_from_here, target_of
-from cloudjob.emulator.obs.body import Chunks, keys_to_delete, with_digest
+from cloudjob.emulator.obs.body import Chunks, held, keys_to_delete, with_digest
 from cloudjob.emulator.obs.names import client_names, stored_parameter
 from cloudjob.emulator.obs.request import (
     SIGNED_CHUNKS,
@@ -153,7 +153,7 @@ async def _with_body(
     body: AsyncIterator[bytes] = request.stream()
     is_coded = wanted.payload.startswith("STREAMING-")
     if not is_coded and wanted.payload != sigv4.UNSIGNED:
-        body = with_digest(body, wanted.payload)
+        body = held(with_digest(body, wanted.payload))
     if wanted.names_many:
         content = keys_to_delete(await _small(body))
         for name in [name for name in headers if "checksum" in name or name == "content-md5"]:
@@ -243,7 +243,7 @@ def _without_chunks(
     headers.pop("transfer-encoding", "")
     if not trailer:
         headers["content-length"] = size
-        return _changed(wanted, headers), chunks.plain()
+        return _changed(wanted, headers), held(chunks.plain())
     headers.update({"x-amz-trailer": trailer, "x-amz-decoded-content-length": size})
     return _changed(wanted, headers, UNSIGNED_CHUNKS), chunks.coded()
 

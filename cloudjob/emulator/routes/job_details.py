@@ -10,7 +10,7 @@ from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import Condition, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.job_context import JobContext
-from cloudjob.emulator.models import Model, Offset, Order, Page, Query, RunRecord, Time
+from cloudjob.emulator.models import Model, Offset, Order, Page, Query, RunRecord, Time, task_of
 from cloudjob.emulator.obs.client import ObsError
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import JOB, PROJECT, Service
@@ -86,7 +86,7 @@ def log_lines(service: Service, request: Request) -> Any:
 def metrics(service: Service, request: Request) -> Any:
     """Return percentages, one per minute; -1 for unknown, 204 if there are none yet."""
     row = service.job(request)
-    found = service.database.metrics(row.id, f"worker-{service.node(request, row)}")
+    found = service.database.metrics(row.id, task_of(service.node(request, row)))
     if not found:
         raise ApiError("ModelArts.2777")
     values = {
@@ -207,8 +207,7 @@ def report(service: Service, request: Request) -> Any:
     """Record a task's report as an event."""
     row = service.job(request)
     index, kind = service.node(request, row), request.path_params["report_type"]
-    message = f"[worker-{index}] {kind}: {request.body(_Report).type}"
-    service.database.add_event(row.id, message, source="Task")
+    JobContext(row.id, service).task_event(index, f"{kind}: {request.body(_Report).type}")
     return {}
 
 
