@@ -103,12 +103,7 @@ class DockerRuntime:
         return requests.DockerRequest(
             job=key,
             image=image,
-            network={
-                "Name": _network(key),
-                "Driver": "bridge",
-                "Labels": labels,
-                "CheckDuplicate": True,
-            },
+            network=requests.network_of(key, labels),
             nodes=tuple(
                 self._node(row, index, nodes, image, labels, keys) for index in range(row.nodes)
             ),
@@ -130,7 +125,7 @@ class DockerRuntime:
         labels: Mapping[str, str],
         keys: Keys,
     ) -> requests.NodeRequest:
-        network = _network(labels[requests.JOB_LABEL])
+        network = requests.network_name(labels[requests.JOB_LABEL])
         unknown = requests.UNKNOWN_ADDRESS
         context = self._context
         env = {
@@ -155,10 +150,7 @@ class DockerRuntime:
             "HostConfig": {
                 "NetworkMode": network,
                 "ShmSize": 1 << 30,
-                "LogConfig": requests.LOG_CONFIG,
-                "RestartPolicy": {"Name": "no"},
-                "CapDrop": ["ALL"],
-                "SecurityOpt": ["no-new-privileges:true"],
+                **requests.OF_NODES,
                 "Mounts": [
                     self._archive,
                     *self._config(row, index, nodes),
@@ -357,7 +349,3 @@ def _changes(config: Mapping[str, Any]) -> list[str]:
         if config.get(key):
             lines.append(f"{name} {config[key]}")
     return lines
-
-
-def _network(key: str) -> str:
-    return f"cloudjob-{key}"
