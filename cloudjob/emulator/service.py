@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -107,7 +108,9 @@ class _Page(Page):
     group_by: str = ""
 
 
-def page_of(request: Request, found: list[Any]) -> dict[str, Any]:
+def page_of(
+    request: Request, found: list[Any], show: Callable[[Any], dict[str, Any]]
+) -> dict[str, Any]:
     """Return the requested page of a list, sorted by a key of the metadata of its items."""
     query = request.parsed_query(_Page)
     is_descending = query.order == "desc"
@@ -116,5 +119,5 @@ def page_of(request: Request, found: list[Any]) -> dict[str, Any]:
     found = sorted(
         found, key=lambda item: getattr(item.metadata, query.sort_by), reverse=is_descending
     )
-    shown = query.of(found)
-    return {"total": len(found), "count": len(shown), **query.model_dump(), "items": shown}
+    items = list(map(show, query.of(found)))
+    return {"total": len(found), "count": len(items), **query.model_dump(), "items": items}

@@ -45,11 +45,9 @@ def flavor(item: Flavor) -> dict[str, Any]:
     """Return a flavor as the list of flavors has it."""
     return {
         "flavor_id": item.id,
-        "flavor_name": f"Computing {item.kind} instance ({item.id})",
+        "flavor_name": _flavor_name(item),
         "max_num": item.max_nodes,
-        "flavor_type": item.kind,
-        "billing": {"code": item.id, "unit_num": max(1, item.cards)},
-        "flavor_info": _flavor_info(item),
+        **_flavor_detail(item),
         "attributes": {},
     }
 
@@ -99,32 +97,33 @@ def _algorithm(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _spec(body: Job, settings: Settings) -> dict[str, Any]:
-    shown = flavor(body.flavor(settings))
-    spec = body.spec.model_dump(exclude_none=True)
+    item = body.flavor(settings)
     resource = {
         "policy": "regular",
-        **spec["resource"],
-        "flavor_name": shown["flavor_name"],
-        "flavor_detail": {
-            "flavor_type": shown["flavor_type"],
-            "billing": shown["billing"],
-            "flavor_info": {
-                **shown["flavor_info"],
-                "disk": {"size": "50", "unit": "GB"},
-            },
-        },
+        **body.spec.resource.model_dump(exclude_none=True),
+        "flavor_name": _flavor_name(item),
+        "flavor_detail": _flavor_detail(item, disk_size="50"),
     }
-    return {**spec, "resource": resource}
+    return {**body.spec.model_dump(exclude_none=True), "resource": resource}
 
 
-def _flavor_info(item: Flavor) -> dict[str, Any]:
+def _flavor_name(item: Flavor) -> str:
+    return f"Computing {item.kind} instance ({item.id})"
+
+
+def _flavor_detail(item: Flavor, disk_size: int | str = 50) -> dict[str, Any]:
     info: dict[str, Any] = {
         "max_num": item.max_nodes,
         "cpu": {"arch": "x86", "core_num": item.cpu_cores},
         "memory": {"size": item.memory_gb, "unit": "GB"},
-        "disk": {"size": 50, "unit": "GB"},
+        # A job shows this size as text.
+        "disk": {"size": disk_size, "unit": "GB"},
     }
     if item.cards:
         kind = "npu" if item.kind == "Ascend" else "gpu"
         info[kind] = {"unit_num": item.cards, "product_name": item.card, "memory": "16GB"}
-    return info
+    return {
+        "flavor_type": item.kind,
+        "billing": {"code": item.id, "unit_num": max(1, item.cards)},
+        "flavor_info": info,
+    }

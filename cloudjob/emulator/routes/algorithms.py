@@ -101,8 +101,8 @@ def algorithms(service: Service, request: Request) -> Any:
     """Return a page of algorithms; ``offset`` is the page's number."""
     text = request.parsed_query(_Search).searches.partition("name:")[2]
     found = service.database.resources(Algorithm)
-    page = page_of(request, [item for item in found if text in item.metadata.name])
-    return {**page, "items": [item.model_dump() for item in page["items"]]}
+    found = [item for item in found if text in item.metadata.name]
+    return page_of(request, found, Algorithm.model_dump)
 
 
 def _named(service: Service, request: Request) -> Algorithm:

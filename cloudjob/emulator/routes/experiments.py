@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import Any
 
 from cloudjob.emulator import models
@@ -69,8 +70,8 @@ def change(service: Service, request: Request) -> Any:
 
 def experiments(service: Service, request: Request) -> Any:
     """Return a sorted page of experiments; ``offset`` is the page's number."""
-    page = page_of(request, service.database.resources(Experiment))
-    return {**page, "items": [_counted(service.database, item) for item in page["items"]]}
+    found = service.database.resources(Experiment)
+    return page_of(request, found, partial(_counted, service.database))
 
 
 def experiment(service: Service, request: Request) -> Any:
