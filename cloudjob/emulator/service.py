@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from cloudjob.emulator import views
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.fault_injection import Faults
-from cloudjob.emulator.models import Order, Page, task_of
+from cloudjob.emulator.models import Order, Page
 from cloudjob.emulator.obs.client import Obs
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
@@ -96,7 +97,7 @@ class Service:
         Raises:
             ApiError: The job has no such task.
         """
-        task, tasks = request.path_params["task_id"], list(map(task_of, range(row.nodes)))
+        task, tasks = request.path_params["task_id"], views.tasks(row)
         if task not in tasks:
             raise ApiError("ModelArts.2788", f"task_id: {task}")
         return tasks.index(task)
