@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _fill(home: Path, count: int) -> None:
     """Put jobs of an earlier time into the database."""
     from cloudjob.emulator import models
-    from cloudjob.emulator.database import Database, JobRow, StopRequest
+    from cloudjob.emulator.database import FINAL, Database, JobRow, StopRequest
     from cloudjob.emulator.settings import defaults
 
     request = {
@@ -145,17 +145,17 @@ def _fill(home: Path, count: int) -> None:
         "algorithm": {"engine": {"image_url": "a/b:c"}, "command": "true"},
         "spec": {"resource": {"flavor_id": "modelarts.vm.cpu.2u", "node_count": 1}},
     }
-    body = models.job(request, None, defaults())
+    body = models.job(request, defaults())
     database = Database(home / "emulator" / "state.db")
     with database.transaction():
         for index in range(count):
-            phase = ("Completed", "Failed", "Terminated")[index % 3]
-            body["metadata"]["name"] = name = f"old-{index:05d}"
+            phase = FINAL[index % 3]
+            body.metadata.name = name = f"old-{index:05d}"
             row = JobRow(
                 id=f"{index:08d}-0000-0000-0000-000000000000", name=name, workspace="0", kind="job",
                 phase=phase, secondary=phase, priority=1, algorithm_name="", user_name="emulator",
                 create_ms=1_000_000 + index, start_ms=1, end_ms=2, nodes=1, pool="",
-                stop_request=StopRequest.NONE, body=body, run={},
+                stop_request=StopRequest.NONE, body=body, run=models.Run(),
             )  # fmt: skip
             database.add_job(row, (), {})
     database.close()

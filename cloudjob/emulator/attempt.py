@@ -67,38 +67,33 @@ class Attempt:
     def watch(self, row: JobRow) -> AttemptEnd:
         """Wait until all nodes have ended; also upload, measure, and stop the job on request."""
         service = self.job.service
-        handle, key = row.run["handle"], row.run["log_key"]
+        handle, key = row.run.handle, row.run.log_key
         pump = threading.Thread(target=self._store_logs, args=(row,), daemon=True)
         pump.start()
-        is_stopped = False
         poll_s = service.settings.poll_s * (5 if service.runtime.kind == "docker" else 1)
         while True:
             states = self._states(row)
             if all(state.exit_code is not None for state in states):
                 break
             row = self.job.existing_row()
-            is_stopped = self._is_stop_requested(row) or is_stopped
+            self._heed_stop(row)
             self._supervise(handle, states)
             self._do_periodic(row, handle)
             time.sleep(poll_s)
         pump.join(60)
         row = self.job.existing_row()
-        is_stopped = is_stopped or bool(row.stop_request)
         for index, state in enumerate(states):
-            message = f"Training finished. Exit code {state.exit_code}."
-            self.job.event(f"[worker-{index}] {message}", source="Task")
+            self.job.task_event(index, f"Training finished. Exit code {state.exit_code}.")
             message = f"Training end with return code: {state.exit_code}"
             self.job.log(index).add_line(key, message, is_after=True)
-        return AttemptEnd(
-            states, is_stopped=is_stopped, lost=frozenset(self.lost), is_hung=self._is_hung
-        )
+        return AttemptEnd(states, bool(row.stop_request), frozenset(self.lost), self._is_hung)
 
     def _states(self, row: JobRow) -> list[NodeState]:
         """Return the state of each node; retry for a minute if the engine does not answer."""
         end = time.monotonic() + _ENGINE_S
         while True:
             try:
-                return self.job.service.runtime.states(row.run["handle"], row.nodes)
+                return self.job.service.runtime.states(row.run.handle, row.nodes)
             except JobNotFound:
                 raise
             except CloudJobError:
@@ -106,8 +101,8 @@ class Attempt:
                     raise
                 time.sleep(1)
 
-    def _is_stop_requested(self, row: JobRow) -> bool:
-        """Return whether the job is to end: it was stopped, or has run as long as it may."""
+    def _heed_stop(self, row: JobRow) -> None:
+        """Have the nodes ended if the job was stopped, or has run as long as it may."""
         if not row.stop_request and self._is_overdue(row):
             self.job.event("Training job has run as long as auto_stop allows.", "Warning")
             self.job.service.database.change_phase(
@@ -115,11 +110,10 @@ class Attempt:
             )
             row = self.job.existing_row()
         if not row.stop_request:
-            return False
+            return
         if self._past.cancelled_at is None:
             self._past = self._past._replace(cancelled_at=time.monotonic())
         self._hurry(is_urgent=row.stop_request is StopRequest.DELETE)
-        return True
 
     def _hurry(self, *, is_urgent: bool) -> None:
         """Have the nodes killed without a grace period, if it is urgent."""
@@ -127,10 +121,10 @@ class Attempt:
             self._past = self._past._replace(is_urgent=True, killed_at=None)
 
     def _is_overdue(self, row: JobRow) -> bool:
-        stop = row.body["spec"].get("auto_stop")
+        stop = row.body.spec.auto_stop
         if not stop or not row.start_ms:
             return False
-        limit_s = float(stop["duration"]) * self.job.service.settings.hour_s
+        limit_s = stop.duration * self.job.service.settings.hour_s
         return time.time() - row.start_ms / 1000 > limit_s
 
     def _supervise(self, handle: str, states: list[NodeState]) -> None:
@@ -164,12 +158,12 @@ class Attempt:
             self._last_metric = now
             used = self.job.service.runtime.usage(handle, row.nodes)
             for index, (cpu, memory) in enumerate(used):
-                self.job.service.database.add_metric(row.id, f"worker-{index}", cpu, memory)
+                self.job.service.database.add_metric(row.id, models.task_of(index), cpu, memory)
             self._look_for_hang(row, max(cpu for cpu, _ in used))
 
     def _look_for_hang(self, row: JobRow, cpu: float) -> None:
         """Stop a job with hang detection that has neither computed nor written for ``hang_s``."""
-        if row.body["metadata"]["annotations"].get(models.RETRY_HANG) != "true":
+        if not row.body.metadata.has(models.RETRY_HANG):
             return
         now = time.monotonic()
         size = sum(self.job.log(index).size_bytes for index in range(row.nodes))
@@ -189,9 +183,9 @@ class Attempt:
             # Restarted machines yield their complete log again, from the start.
             earlier = [key_of(row, attempt) for attempt in _attempts_before(row)]
             size = sum(path.stat().st_size for path in map(log.run_path, earlier) if path.exists())
-            writers.append(Writer(log.run_path(row.run["log_key"]), limit, size))
+            writers.append(Writer(log.run_path(row.run.log_key), limit, size))
         try:
-            for index, data in self.job.service.runtime.logs(row.run["handle"]):
+            for index, data in self.job.service.runtime.logs(row.run.handle):
                 if 0 <= index < row.nodes and data:
                     writers[index].write(data)
         except CloudJobError as error:
@@ -207,5 +201,5 @@ def key_of(row: JobRow, attempt: int) -> str:
 
 def _attempts_before(row: JobRow) -> range:
     """Return the earlier attempts that ran on the machines of this one."""
-    first = int(row.run["key"].rpartition("-")[2])
-    return range(first, int(row.run.get("attempt", 0)))
+    first = int(row.run.key.rpartition("-")[2])
+    return range(first, row.run.attempt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import secrets
 import threading
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl
 
 from cloudjob.emulator.database import Database, StoredToken, TemporaryKey
@@ -30,6 +31,25 @@ _TRIES = 5
 _API_SIGNATURE = re.compile(
     r"SDK-HMAC-SHA256 +Access=([^, ]+), *SignedHeaders=([^, ]+), *Signature=([0-9a-f]{64})\Z"
 )
+
+
+class Credential(NamedTuple):
+    """What an access key proves; a permanent one has no token."""
+
+    user: User
+    secret: str
+    token: str = ""
+    expires_s: float = math.inf
+
+
+def credential(account: Account, database: Database, access: str) -> Credential | None:
+    """Return whose access key this is; None if nobody has it, or its user no longer exists."""
+    owner = account.user_of_key(access)
+    if owner:
+        return Credential(owner, owner.keys.secret_key)
+    key = database.key(access)
+    user = account.user(key.user) if key else None
+    return Credential(user, key.secret, key.token, key.expires_s) if key and user else None
 
 
 class Access:
@@ -124,13 +144,13 @@ class Access:
         access = found[1]
         self._check_date(request)
         self._check_lock(access)
-        user, secret = self._secret(access, request)
-        expected = _api_signature(request, secret, found[2].split(";"))
+        signer = self._signer(access, request)
+        expected = _api_signature(request, signer.secret, found[2].split(";"))
         is_valid = _has_digest(request) and secrets.compare_digest(expected, found[3])
         self._count_failure(access, is_valid=is_valid)
         if not is_valid:
             raise ApiError("APIGW.0301", "verify aksk signature fail")
-        return user
+        return signer.user
 
     def _check_date(self, request: Request) -> None:
         text = request.headers.get("x-sdk-date", "")
@@ -145,20 +165,15 @@ class Access:
                 "APIGW.0301", f"signature expired, signature time:{text}, server time:{server}"
             )
 
-    def _secret(self, access: str, request: Request) -> tuple[User, str]:
-        """Return the user of an access key, and its secret key."""
-        user = self.account.user_of_key(access)
-        if user:
-            return user, user.keys.secret_key
-        found = self._database.key(access)
-        user = self.account.user(found.user) if found else None
-        if found is None or user is None:
+    def _signer(self, access: str, request: Request) -> Credential:
+        found = credential(self.account, self._database, access)
+        if found is None:
             raise ApiError("APIGW.0301", f"Get secretKey failed,ak:{access},err:ak not exist")
-        if request.headers.get("x-security-token") != found.token:
+        if found.token and request.headers.get("x-security-token") != found.token:
             raise ApiError("APIGW.0301", "the security token is not that of the access key")
         if found.expires_s <= self._clock():
             raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(found.expires_s)}")
-        return user, found.secret
+        return found
 
     def _check_lock(self, access: str) -> None:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 import time
@@ -11,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from cloudjob.emulator.clock import now_ms
+from cloudjob.emulator.models import Job, Resource, Run, now_ms
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -53,7 +52,17 @@ CREATE TABLE IF NOT EXISTS resources (
     body TEXT NOT NULL, PRIMARY KEY (kind, id)
 );
 """
-FINAL = ("Completed", "Failed", "Terminated", "Abnormal")
+Phase = Literal[
+    "Creating",
+    "Pending",
+    "Running",
+    "Terminating",
+    "Completed",
+    "Failed",
+    "Terminated",
+    "Abnormal",
+]
+FINAL: tuple[Phase, ...] = ("Completed", "Failed", "Terminated", "Abnormal")
 
 
 class StopRequest(IntEnum):
@@ -70,7 +79,6 @@ class JobRow:
 
     Args:
         body: The request that created it, with all defaults.
-        run: The data with which a run resumes: attempts, exit codes, node states.
         stop_request: The last request to end it.
         pool: The dedicated pool it runs in; empty for the public one.
     """
@@ -79,7 +87,7 @@ class JobRow:
     name: str
     workspace: str
     kind: str
-    phase: str
+    phase: Phase
     secondary: str
     priority: int
     algorithm_name: str
@@ -90,8 +98,8 @@ class JobRow:
     nodes: int
     pool: str
     stop_request: StopRequest
-    body: dict[str, Any]
-    run: dict[str, Any]
+    body: Job
+    run: Run
 
     @property
     def is_final(self) -> bool:
@@ -117,15 +125,16 @@ class TemporaryKey(NamedTuple):
     expires_s: float
 
 
-# JSON columns are dictionaries in Python.
-sqlite3.register_adapter(dict, json.dumps)
-sqlite3.register_converter("json", json.loads)
+# JSON columns are models in Python.
+sqlite3.register_converter("job", Job.model_validate_json)
+sqlite3.register_converter("run", Run.model_validate_json)
 sqlite3.register_converter("stop", lambda data: StopRequest(int(data)))
-_BODY, _RUN = 'body AS "body [json]"', 'run AS "run [json]"'
+_BODY, _RUN = 'body AS "body [job]"', 'run AS "run [run]"'
 _STOP = 'stop_request AS "stop_request [stop]"'
 _COLUMNS = ", ".join([*(field.name for field in fields(JobRow)[:-3]), _STOP, _BODY, _RUN])
 # An SQL expression, and the values of its placeholders.
 Condition = tuple[str, Sequence[Any]]
+R = TypeVar("R", bound=Resource)
 UNFINISHED: Condition = (f"phase NOT IN ({', '.join('?' * len(FINAL))})", FINAL)
 
 
@@ -196,7 +205,7 @@ class Database:
         names = ", ".join(f"{name} = ?" for name in values)
         self._execute(f"UPDATE jobs SET {names} WHERE id = ?", (*values.values(), job))
 
-    def change_phase(self, job: str, of: Iterable[str], phase: str, **values: Any) -> bool:
+    def change_phase(self, job: str, of: Iterable[Phase], phase: Phase, **values: Any) -> bool:
         """Change the phase of a job if it is in one of the phases ``of``; return whether it was."""
         allowed = tuple(of)
         names = "".join(f", {name} = ?" for name in values)
@@ -240,7 +249,7 @@ class Database:
         """Whether a job of this name exists."""
         return self.count_jobs(("name = ?", [name]), ("workspace = ?", [workspace])) > 0
 
-    def unfinished(self) -> list[tuple[str, str, str, int]]:
+    def unfinished(self) -> list[tuple[str, Phase, str, int]]:
         """Return id, phase, pool and nodes of each unfinished job, by priority."""
         where, values = UNFINISHED
         return self._rows(
@@ -338,29 +347,29 @@ class Database:
 
     # -- algorithms, experiments, images -----------------------------------------------------------
 
-    def put_resource(self, kind: str, resource_id: str, name: str, body: dict[str, Any]) -> None:
+    def put_resource(self, resource_id: str, name: str, body: Resource) -> None:
         """Add or replace an algorithm, an experiment or an image."""
         self._execute(
             "INSERT INTO resources VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (kind, id) DO UPDATE SET name = excluded.name, body = excluded.body",
-            (kind, resource_id, name, now_ms(), body),
+            (body.kind, resource_id, name, now_ms(), body),
         )
 
-    def resource(self, kind: str, resource_id: str) -> dict[str, Any] | None:
+    def resource(self, model: type[R], resource_id: str) -> R | None:
         """Return an algorithm, an experiment or an image."""
-        sql = f"SELECT {_BODY} FROM resources WHERE kind = ? AND id = ?"
-        return next((body for (body,) in self._rows(sql, (kind, resource_id))), None)
+        sql = "SELECT body FROM resources WHERE kind = ? AND id = ?"
+        found = self._rows(sql, (model.kind, resource_id))
+        return next((model.model_validate_json(body) for (body,) in found), None)
 
-    def resources(self, kind: str) -> list[dict[str, Any]]:
+    def resources(self, model: type[R]) -> list[R]:
         """Return all resources of a kind, newest first."""
-        sql = f"SELECT {_BODY} FROM resources WHERE kind = ? ORDER BY create_ms DESC, rowid DESC"
-        return [body for (body,) in self._rows(sql, (kind,))]
+        sql = "SELECT body FROM resources WHERE kind = ? ORDER BY create_ms DESC, rowid DESC"
+        return [model.model_validate_json(body) for (body,) in self._rows(sql, (model.kind,))]
 
-    def remove_resource(self, kind: str, resource_id: str) -> bool:
-        """Remove a resource; return whether it existed."""
-        return bool(
-            self._execute("DELETE FROM resources WHERE kind = ? AND id = ?", (kind, resource_id))
-        )
+    def remove_resource(self, model: type[Resource], resource_id: str) -> None:
+        """Remove a resource."""
+        sql = "DELETE FROM resources WHERE kind = ? AND id = ?"
+        self._execute(sql, (model.kind, resource_id))
 
 
 def _where(conditions: Iterable[Condition]) -> tuple[str, list[Any]]:

@@ -16,7 +16,7 @@ from cloudjob import installation
 from cloudjob.backends.docker import engine
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.backend import DockerBackend
-from cloudjob.emulator import node_metrics, node_plan
+from cloudjob.emulator import node_plan
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
 from cloudjob.emulator.node_plan import NodeContext
@@ -103,12 +103,7 @@ class DockerRuntime:
         return requests.DockerRequest(
             job=key,
             image=image,
-            network={
-                "Name": _network(key),
-                "Driver": "bridge",
-                "Labels": labels,
-                "CheckDuplicate": True,
-            },
+            network=requests.network_of(key, labels),
             nodes=tuple(
                 self._node(row, index, nodes, image, labels, keys) for index in range(row.nodes)
             ),
@@ -130,7 +125,7 @@ class DockerRuntime:
         labels: Mapping[str, str],
         keys: Keys,
     ) -> requests.NodeRequest:
-        network = _network(labels[requests.JOB_LABEL])
+        network = requests.network_name(labels[requests.JOB_LABEL])
         unknown = requests.UNKNOWN_ADDRESS
         context = self._context
         env = {
@@ -155,10 +150,7 @@ class DockerRuntime:
             "HostConfig": {
                 "NetworkMode": network,
                 "ShmSize": 1 << 30,
-                "LogConfig": requests.LOG_CONFIG,
-                "RestartPolicy": {"Name": "no"},
-                "CapDrop": ["ALL"],
-                "SecurityOpt": ["no-new-privileges:true"],
+                **requests.OF_NODES,
                 "Mounts": [
                     self._archive,
                     *self._config(row, index, nodes),
@@ -237,7 +229,7 @@ class DockerRuntime:
         """Return processor and memory of each node in percent; -1 for unknown."""
         found = {item.node: item for item in self._backend.nodes(handle)}
         return [
-            node_metrics.of_container(self._client, found[index].id)
+            _usage_of(self._client, found[index].id)
             if index in found and found[index].is_alive
             else (-1.0, -1.0)
             for index in range(count)
@@ -359,5 +351,16 @@ def _changes(config: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _network(key: str) -> str:
-    return f"cloudjob-{key}"
+def _usage_of(client: Any, container: str) -> tuple[float, float]:
+    """Return processor and memory usage of a container, in percent, as the engine measures it."""
+    try:
+        with engine.translate_errors("asking what a node uses"):
+            found = client.stats(container, stream=False)
+    except BackendError:
+        return -1.0, -1.0
+    cpu, before = found["cpu_stats"], found["precpu_stats"]
+    span = cpu.get("system_cpu_usage", 0) - before.get("system_cpu_usage", 0)
+    used = cpu["cpu_usage"]["total_usage"] - before["cpu_usage"]["total_usage"]
+    memory = found.get("memory_stats") or {}
+    share = memory.get("usage", 0) / memory["limit"] * 100 if memory.get("limit") else -1.0
+    return round(used / span * 100 if span > 0 else 0.0, 2), round(share, 2)

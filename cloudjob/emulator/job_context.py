@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.models import Place
+from cloudjob.emulator.models import Place, Run, task_of
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.nodes import folder
-from cloudjob.emulator.obs import LOG_BUCKET
+from cloudjob.emulator.obs.client import LOG_BUCKET
 
 if TYPE_CHECKING:
     from cloudjob.emulator.service import Service
@@ -57,6 +57,14 @@ class JobContext:
         """Add an event."""
         self.service.database.add_event(self.id, message, level, source)
 
+    def task_event(self, index: int, message: str, level: str = "Info") -> None:
+        """Add an event of one task."""
+        self.event(f"[{task_of(index)}] {message}", level, "Task")
+
+    def store(self, run: Run) -> None:
+        """Store with what the run of the job resumes after a crash."""
+        self.service.database.update_job(self.id, run=run)
+
     def export_log(self, row: JobRow, index: int) -> Place | None:
         """Copy the log of a node to OBS; return its place, or None if the log is empty.
 
@@ -66,11 +74,11 @@ class JobContext:
         log, obs = self.log(index), self.service.obs
         if not log.size_bytes:
             return None
-        url = row.body["spec"]["log_export_path"].get("obs_url")
+        url = row.body.spec.log_export_path.obs_url
         if not url:
             obs.make_bucket(LOG_BUCKET)
         folder = models.place(url or f"/{LOG_BUCKET}/{row.id}")
-        place = Place(folder.bucket, f"{folder.prefix}modelarts-job-{row.id}-worker-{index}.log")
+        place = Place(folder.bucket, f"{folder.prefix}modelarts-job-{row.id}-{task_of(index)}.log")
         with tempfile.TemporaryDirectory(dir=self.service.folder) as scratch:
             path = Path(scratch, "log")
             log.write_to(path)

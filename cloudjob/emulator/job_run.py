@@ -6,13 +6,12 @@ import contextlib
 import sqlite3
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from cloudjob.emulator import models
 from cloudjob.emulator.attempt import Attempt, AttemptEnd, key_of
-from cloudjob.emulator.clock import now_ms
-from cloudjob.emulator.database import JobRow, StopRequest
+from cloudjob.emulator.database import JobRow, Phase, StopRequest
 from cloudjob.emulator.job_context import JobContext
+from cloudjob.emulator.models import Run, RunRecord, TaskAddress, TaskStatus, now_ms, task_of
 from cloudjob.emulator.staging import (
     StagingFailed,
     Uploader,
@@ -40,7 +39,7 @@ class JobRun:
     # -- from start to end ----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run the job until it ends, fails or is deleted."""
+        """Run the job until it ends or fails."""
         try:
             self._run_attempts()
         except sqlite3.Error:
@@ -49,13 +48,10 @@ class JobRun:
             self.job.event(f"The platform failed: {error!r}", "Error")
             self._end_all()
             self._finish("Abnormal", secondary="Unknown")
-        row = self.job.row()
-        if row and row.stop_request is StopRequest.DELETE:
-            self.forget()
 
     def _run_attempts(self) -> None:
-        row = self.job.existing_row()
         while True:
+            row = self.job.existing_row()
             if row.stop_request and not self._has_nodes(row):
                 self._finish("Terminated")
                 return
@@ -80,24 +76,23 @@ class JobRun:
             if not self._prepare_retry(row, end):
                 self._complete(row, end)
                 return
-            row = self.job.existing_row()
 
     def _has_nodes(self, row: JobRow) -> bool:
         """Whether the nodes of an attempt exist; a crash may have prevented their start."""
-        if not row.run.get("handle"):
+        if not row.run.handle:
             return False
         try:
-            self.job.service.runtime.states(row.run["handle"], row.nodes)
+            self.job.service.runtime.states(row.run.handle, row.nodes)
         except JobNotFound:
             return False
         return True
 
     def _ensure_nodes(self, row: JobRow) -> None:
         """Start the nodes of an attempt unless they are started; resume a start after a crash."""
-        if not row.run.get("handle"):
+        if not row.run.handle:
             self._begin(row)
         elif not self._has_started and not row.stop_request:
-            self._start(row, row.run["key"], row.run["image"])
+            self._start(row)
         self._has_started = True
 
     def forget(self) -> None:
@@ -113,86 +108,84 @@ class JobRun:
         """Prepare the nodes and start them."""
         service = self.job.service
         run = row.run
-        key = key_of(row, int(run.get("attempt", 0)))
-        is_in_place = bool(run.get("is_in_place"))
+        key = key_of(row, run.attempt)
         check_nodes(self.job, row)
         image = image_of(self.job, row)
-        if not is_in_place:
+        if not run.is_in_place:
             self._uploader.forget()
             prepare(self.job, row, key)
-        handle = service.runtime.handle(key)
         # Stored before the start: after a crash in between, the stored handle has no nodes.
-        run.update(key=key, log_key=key, handle=handle, image=image, is_in_place=False)
-        _open_record(run, is_in_place=is_in_place)
-        service.database.update_job(row.id, run=run)
-        self._start(row, key, image)
+        run.handle = service.runtime.handle(key)
+        run.key = run.log_key = key
+        run.image = image
+        _open_record(run, is_in_place=run.is_in_place)
+        run.is_in_place = False
+        self.job.store(run)
+        self._start(row)
 
-    def _start(self, row: JobRow, key: str, image: str) -> None:
+    def _start(self, row: JobRow) -> None:
         service = self.job.service
         try:
-            handle = service.runtime.start(row, key, self.job.nodes, image)
+            handle = service.runtime.start(row, row.run.key, self.job.nodes, row.run.image)
             addresses = service.runtime.addresses(handle, row.nodes)
             write_rank_table(self.job, row, addresses)
         except CloudJobError as error:
             raise StagingFailed(f"Starting the nodes failed: {error.message}") from error
-        row.run["task_ips"] = [
-            {"task": f"worker-{index}", "ip": address, "host_ip": address}
+        row.run.task_ips = [
+            TaskAddress(task=task_of(index), ip=address, host_ip=address)
             for index, address in enumerate(addresses)
         ]
-        service.database.update_job(row.id, run=row.run)
+        self.job.store(row.run)
         values = {} if row.start_ms else {"start_ms": now_ms()}
         if not service.database.change_phase(row.id, ("Pending", "Creating"), "Running", **values):
             return
         self.job.event("Training job is running.")
         for index in range(row.nodes):
-            self.job.event(f"[worker-{index}] training started.", source="Task")
+            self.job.task_event(index, "training started.")
 
     # -- end ----------------------------------------------------------------------------------
 
     def _close_record(self, row: JobRow, end: AttemptEnd) -> None:
         run = row.run
-        statuses = []
-        for index, state in enumerate(end.states):
-            message = "the node was lost" if index in end.lost else state.note
-            statuses.append(
-                {"task": f"worker-{index}", "exit_code": state.exit_code, "message": message}
+        run.task_statuses = [
+            TaskStatus(
+                task=task_of(index),
+                exit_code=state.exit_code,
+                message="the node was lost" if index in end.lost else state.note,
             )
-        run["task_statuses"] = statuses
-        if run.get("running_records"):
-            record = run["running_records"][-1]
-            record["end_at"] = int(time.time())
+            for index, state in enumerate(end.states)
+        ]
+        for record in run.running_records[-1:]:
+            record.end_at = int(time.time())
             if not end.is_good and not end.is_stopped:
-                record["end_reason"] = _reason(end)
-                record["end_related_task"] = f"worker-{end.first}"
-        self.job.service.database.update_job(row.id, run=run)
+                record.end_reason = _reason(end)
+                record.end_related_task = task_of(end.first)
+        self.job.store(run)
 
     def _prepare_retry(self, row: JobRow, end: AttemptEnd) -> bool:
         """Prepare the job for another attempt if it may have one; return whether it may."""
         if end.is_good or end.is_stopped:
             return False
-        run = row.run
-        restarts = int(run.get("restarts", 0))
-        notes = row.body["metadata"]["annotations"]
-        is_always = notes.get(models.RETRY_ALWAYS) == "true"
-        wants = end.lost or is_always or end.is_hung
-        if restarts >= models.retries(row.body) or not wants:
+        run, metadata = row.run, row.body.metadata
+        wants = end.lost or metadata.has(models.RETRY_ALWAYS) or end.is_hung
+        if run.restarts >= metadata.retries or not wants:
             return False
         self._uploader.upload(row)
         recover = "pod_reschedule" if end.lost else "proc_restart"
-        if run.get("running_records"):
-            run["running_records"][-1]["end_recover"] = recover
-        attempt = int(run.get("attempt", 0)) + 1
-        run.update(restarts=restarts + 1, attempt=attempt)
-        if not end.lost and self._restart(run["handle"]):
-            run.update(log_key=key_of(row, attempt))
+        for record in run.running_records[-1:]:
+            record.end_recover = recover
+        run.restarts += 1
+        run.attempt += 1
+        if not end.lost and self._restart(run.handle):
+            run.log_key = key_of(row, run.attempt)
             _open_record(run, is_in_place=True)
         else:
             self._end_all()
-            run.update(handle="", is_in_place=not end.lost)
+            run.handle, run.is_in_place = "", not end.lost
         self.lost.clear()
-        self.job.service.database.update_job(row.id, run=run)
+        self.job.store(run)
         self.job.event(
-            f"Training job is restarted ({recover}), {restarts + 1} of {models.retries(row.body)}.",
+            f"Training job is restarted ({recover}), {run.restarts} of {metadata.retries}.",
             "Warning",
         )
         if end.lost:
@@ -214,7 +207,7 @@ class JobRun:
         self._end_all()
         for index in range(row.nodes):
             message = "output-handler failed" if problem else "output-handler finalized"
-            self.job.log(index).add_line(row.run["log_key"], message, is_after=True)
+            self.job.log(index).add_line(row.run.log_key, message, is_after=True)
         if row.stop_request is not StopRequest.DELETE:
             self._uploader.export_logs(row)
         with contextlib.suppress(OSError):
@@ -229,7 +222,7 @@ class JobRun:
             self.job.event("Training job failed.", "Error")
             self._finish("Failed")
 
-    def _finish(self, phase: str, secondary: str = "") -> None:
+    def _finish(self, phase: Phase, secondary: str = "") -> None:
         row = self.job.row()
         if row is None:
             return
@@ -240,23 +233,22 @@ class JobRun:
     def _end_all(self) -> None:
         """Remove this attempt from the runtime."""
         row = self.job.row()
-        if row and row.run.get("handle"):
+        if row and row.run.handle:
             with contextlib.suppress(CloudJobError):
-                self.job.service.runtime.remove(row.run["handle"])
+                self.job.service.runtime.remove(row.run.handle)
 
 
-def _open_record(run: dict[str, Any], *, is_in_place: bool) -> None:
+def _open_record(run: Run, *, is_in_place: bool) -> None:
     kind = "restarted" if is_in_place else "init_or_rescheduled"
-    record = {"start_at": int(time.time()), "start_type": kind}
-    run.setdefault("running_records", []).append(record)
+    run.running_records.append(RunRecord(start_at=int(time.time()), start_type=kind))
 
 
 def _reason(end: AttemptEnd) -> str:
     if end.is_hung:
         return "the job hung"
     if end.lost:
-        return f"node of worker-{end.first} lost"
+        return f"node of {task_of(end.first)} lost"
     state = end.states[end.first]
-    return f"worker-{end.first} exited with code {state.exit_code}" + (
+    return f"{task_of(end.first)} exited with code {state.exit_code}" + (
         f": {state.note}" if state.note else ""
     )

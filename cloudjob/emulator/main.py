@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from cloudjob.emulator import state
-from cloudjob.emulator.seaweedfs import SeaweedFS
+from cloudjob.emulator.obs.seaweedfs import SeaweedFS
 from cloudjob.emulator.settings import load
 from cloudjob.emulator.state import READY
 from cloudjob.errors import BackendError, CloudJobError

@@ -1,15 +1,16 @@
-"""Pydantic models of requests, whose validation errors are those that the service documents.
+"""Pydantic models of requests, and of what the database keeps of them as JSON.
 
-The models use neither OBS nor the database. Unknown keys are kept, because the service returns
-them.
+Their validation errors are those that the service documents. A request stays a model from its
+validation until it is stored, and is one again when it is read. The models use neither OBS nor the
+database. Unknown keys are kept, because the service returns them.
 """
 
 from __future__ import annotations
 
-import copy
 import re
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -20,12 +21,15 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
+    model_serializer,
     model_validator,
 )
 
 from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.obs.request import BUCKET
 from cloudjob.emulator.settings import Engine, Flavor, Settings
 
 HOME = "/home/ma-user"
@@ -38,7 +42,6 @@ TAGS = 20
 
 _RETRIES = 3
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 _VARIABLES, _VALUE_BYTES, _NAME_BYTES = 100, 4096, 8192
 # Letters of any language, digits, spaces and a few signs.
 _TAG_KEY = re.compile(r"[\w .:=+@-]{1,128}\Z")
@@ -83,6 +86,20 @@ class Model(BaseModel):
             return given
         return {key: value for key, value in given.items() if value is not None}
 
+    def __conform__(self, _protocol: Any) -> str:
+        """Return the text with which SQLite stores this object."""
+        return self.model_dump_json()
+
+
+class Resource(Model):
+    """An object that the database keeps under an id.
+
+    Args:
+        kind: The name of its kind in the database.
+    """
+
+    kind: ClassVar[str]
+
 
 class Query(Model):
     """The query of a request, with numbers as text; an empty value counts as missing."""
@@ -97,6 +114,10 @@ class Page(Query):
     codes: ClassVar[Mapping[str, str]] = {"sort_by": UNSORTABLE, "order": UNSORTABLE}
     limit: Annotated[int, Field(ge=1, le=100)] = 10
     offset: Offset = 0
+
+    def of(self, items: list[T]) -> list[T]:
+        """Return the items of the page."""
+        return items[self.offset * self.limit : (self.offset + 1) * self.limit]
 
 
 def parse(model: type[M], given: Any, context: Any = None) -> M:
@@ -115,6 +136,16 @@ def parse(model: type[M], given: Any, context: Any = None) -> M:
         where = ".".join(map(str, problem["loc"]))
         code = model.codes.get(str(next(iter(problem["loc"]), "")), model.code)
         raise ApiError(code, f"{where}: {cause or problem['msg']}") from error
+
+
+def now_ms() -> int:
+    """Return the time in milliseconds since the epoch, as the service writes it."""
+    return int(time.time() * 1000)
+
+
+def task_of(node: int) -> str:
+    """Return the name of the task that a node runs."""
+    return f"worker-{node}"
 
 
 class Place(NamedTuple):
@@ -140,7 +171,7 @@ def place(url: str | None) -> Place:
         if text.startswith(scheme):
             bucket, _, key = text[len(scheme) :].partition("/")
             is_key = "//" not in f"/{key}" and ".." not in key.split("/") and "\0" not in key
-            if _BUCKET.match(bucket) and is_key:
+            if BUCKET.match(bucket) and is_key:
                 return Place(bucket, key)
     raise ApiError("ModelArts.2791", f"{text}, reason: not a path of OBS")
 
@@ -157,13 +188,46 @@ def check_path(path: str, key: str) -> None:
         raise ApiError("ModelArts.2788", f"{key}: {path} is not an absolute path without ..")
 
 
+# -- tags -----------------------------------------------------------------------------------------
+
+
+class Tag(Model):
+    """A tag of a job."""
+
+    key: str
+    value: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Tag:
+        key = self.key
+        is_key = _TAG_KEY.match(key) and key == key.strip() and not key.startswith("_sys_")
+        if not is_key or not _TAG_VALUE.match(self.value):
+            raise ApiError("ModelArts.2788", f"tags: {key[:128]}={self.value[:128]}")
+        return self
+
+
+def by_key(tags: Iterable[Tag]) -> dict[str, str]:
+    """Return the values of tags by their keys.
+
+    Raises:
+        ApiError: There are too many.
+    """
+    found = {tag.key: tag.value for tag in tags}
+    if len(found) > TAGS:
+        raise ApiError("ModelArts.2788", f"tags: at most {TAGS}")
+    return found
+
+
 # -- a job ----------------------------------------------------------------------------------------
 
 
-class _ExperimentReference(Model):
+class ExperimentReference(Model):
+    """The experiment that a job belongs to."""
+
     id: str = ""
     name: str = ""
-    description: Description = ""
+    description: Description | None = None
+    serial_number: Any = None
 
 
 class _Metadata(Model):
@@ -171,7 +235,7 @@ class _Metadata(Model):
     description: Description = ""
     workspace_id: str = "0"
     annotations: Texts = {}
-    training_experiment_reference: _ExperimentReference | None = None
+    training_experiment_reference: ExperimentReference | None = None
 
     @model_validator(mode="after")
     def _check(self) -> _Metadata:
@@ -182,6 +246,15 @@ class _Metadata(Model):
         if number not in [str(item) for item in range(1, _RETRIES + 1)]:
             raise ApiError("ModelArts.2788", f"{RETRY_NUM}: 1 to {_RETRIES} (given {number})")
         return self
+
+    @property
+    def retries(self) -> int:
+        """How often the job may be restarted; 0 without fault tolerance."""
+        return int(self.annotations.get(RETRY_NUM, 0))
+
+    def has(self, annotation: str) -> bool:
+        """Whether an annotation is set to true."""
+        return bool(self.annotations.get(annotation) == "true")
 
 
 class Parameter(Model):
@@ -199,11 +272,23 @@ class _Remote(Model):
     obs: _ObsUrl = _ObsUrl()
 
 
-class _Channel(Model):
+class Channel(Model):
+    """An input or an output: a folder of a node with its place in OBS."""
+
     name: str = ""
     access_method: str = ""
     local_dir: str = ""
     remote: _Remote = _Remote()
+
+    @property
+    def url(self) -> str:
+        """Its URL in OBS."""
+        return self.remote.obs.obs_url or ""
+
+    @property
+    def place(self) -> Place:
+        """Its place in OBS."""
+        return place(self.url)
 
     def complete(self, key: str, index: int) -> None:
         """Fill in the defaults of item ``index`` of the list ``key``, and check it."""
@@ -219,21 +304,82 @@ class _Channel(Model):
         check_path(self.local_dir, f"{key}: local_dir")
 
 
-class _Algorithm(Model):
-    engine: dict[str, Any] = {}
+class _Output(Channel):
+    mode: Any = None
+    period: Any = None
+
+    def complete(self, key: str, index: int) -> None:
+        super().complete(key, index)
+        self.mode, self.period = "upload_periodically", 30
+
+
+# The service takes any value for the name of an engine.
+_EngineText = Annotated[str, BeforeValidator(lambda value: str(value or ""))]
+
+
+class EngineChoice(Model):
+    """The preset engine of a job, or its own image, or both."""
+
+    engine_id: _EngineText | None = None
+    engine_name: _EngineText | None = None
+    engine_version: _EngineText | None = None
+    image_url: Any = None
+
+    def preset(self, settings: Settings) -> Engine | None:
+        """Return the preset engine; None if the request names none.
+
+        Raises:
+            ApiError: There is no such engine.
+        """
+        number, name = self.engine_id or "", self.engine_name or ""
+        version = self.engine_version or ""
+        if not (number or name or version):
+            return None
+        for engine in settings.engines:
+            by_name = not number and (name, version) == (engine.name, engine.version)
+            if by_name or number == engine.id:
+                return engine
+        raise ApiError("ModelArts.2780", number or f"{name} {version}".strip())
+
+    def complete(self, settings: Settings) -> Engine | None:
+        """Fill in all keys of a preset engine, and return it; None if the request names none."""
+        engine = self.preset(settings)
+        if engine:
+            self.engine_id, self.engine_name = engine.id, engine.name
+            self.engine_version = engine.version
+        return engine
+
+    @model_serializer(mode="wrap")
+    def _given_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if value is not None}
+
+
+class Algorithm(Model):
+    """What a job runs."""
+
+    id: Any = None
+    name: Any = None
+    engine: EngineChoice = EngineChoice()
     code_dir: str = ""
     boot_file: str = ""
     command: str = ""
     local_code_dir: str = ""
     working_dir: str = ""
     parameters: Items[Parameter] = []
-    inputs: Items[_Channel] = []
-    outputs: Items[_Channel] = []
+    inputs: Items[Channel] = []
+    outputs: Items[_Output] = []
     environments: Texts = {}
 
+    @property
+    def channels(self) -> list[Channel]:
+        """Inputs and outputs."""
+        return [*self.inputs, *self.outputs]
+
     @model_validator(mode="after")
-    def _check(self, info: ValidationInfo) -> _Algorithm:
-        settings: Settings = info.context  # type: ignore[assignment]
+    def _check(self, info: ValidationInfo) -> Algorithm:
+        if not info.context:
+            return self
+        settings: Settings = info.context
         self._check_engine(settings)
         if len(self.command.encode()) > settings.command_limit_bytes:
             raise ApiError("ModelArts.2788", "command: too long")
@@ -251,11 +397,9 @@ class _Algorithm(Model):
         return self
 
     def _check_engine(self, settings: Settings) -> None:
-        engine = engine_of(self.engine, settings)
-        if engine:
-            self.engine.update(engine_keys(engine))
+        if self.engine.complete(settings):
             _check_preset(self.code_dir, self.boot_file)
-        elif not self.engine.get("image_url"):
+        elif not self.engine.image_url:
             raise ApiError("ModelArts.2780", "")
         elif not self.command:
             raise ApiError("ModelArts.2788", "command: a custom image needs one")
@@ -268,7 +412,9 @@ class _Resource(Model):
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> _Resource:
-        settings: Settings = info.context  # type: ignore[assignment]
+        if not info.context:
+            return self
+        settings: Settings = info.context
         pool, flavor_id = self.pool_id or "", self.flavor_id or ""
         if pool and pool not in settings.pools:
             raise ApiError("ModelArts.2788", f"pool_id: {pool}")
@@ -310,94 +456,78 @@ class _Spec(Model):
         return self
 
 
-class _Job(Model):
+class Job(Model):
+    """The request that creates a job.
+
+    Rules that depend on the settings are checked when it is received, and not when it is read from
+    the database, because the settings may have changed since.
+    """
+
     kind: Literal["job"] = "job"
     metadata: Annotated[_Metadata, Field(validate_default=True)] = {}  # type: ignore[assignment]
-    algorithm: Annotated[_Algorithm, Field(validate_default=True)] = {}  # type: ignore[assignment]
+    algorithm: Annotated[Algorithm, Field(validate_default=True)] = {}  # type: ignore[assignment]
     spec: Annotated[_Spec, Field(validate_default=True)] = {}  # type: ignore[assignment]
+    endpoints: Any = None
+    tags: Items[Tag] = []
+
+    def flavor(self, settings: Settings) -> Flavor:
+        """Return the flavor of the job; the flavor of a CPU pool has no name."""
+        resource = self.spec.resource
+        found = next((item for item in settings.flavors if item.id == resource.flavor_id), None)
+        return found or Flavor("", max_nodes=settings.pools.get(resource.pool_id or "", 1))
+
+    def output_urls(self) -> list[str]:
+        """Return the URLs of the job's outputs in a uniform spelling."""
+        places = [item.place for item in self.algorithm.outputs]
+        return [f"{item.bucket}/{item.prefix}" for item in places]
 
 
-def job(body: Mapping[str, Any], algorithm: Mapping[str, Any] | None, settings: Settings) -> Any:
+class AlgorithmConfig(Model):
+    """What the jobs of a stored algorithm run; they may override any of it."""
+
+    engine: EngineChoice = EngineChoice()
+    code_dir: str = ""
+    parameters: Items[Parameter] = []
+    inputs: Items[dict[str, Any]] = []
+    outputs: Items[dict[str, Any]] = []
+
+
+def job(body: Mapping[str, Any], settings: Settings) -> Job:
     """Return the body of a create request, validated and with all defaults.
-
-    Args:
-        algorithm: The algorithm that the body names by its id; None if it names none.
 
     Raises:
         ApiError: The service would refuse it.
     """
-    body = dict(copy.deepcopy(body))
-    if algorithm is not None:
-        body["algorithm"] = _with_algorithm(body["algorithm"], algorithm)
-    made = parse(_Job, body, settings).model_dump(exclude_none=True)
-    for output in made["algorithm"]["outputs"]:
-        output.update(mode="upload_periodically", period=30)
-    return made
-
-
-def flavor_of(job: Mapping[str, Any], settings: Settings) -> Flavor:
-    """Return the flavor of a job; the flavor of a CPU pool has no name."""
-    resource = job["spec"]["resource"]
-    flavor_id = resource.get("flavor_id") or ""
-    found = next((item for item in settings.flavors if item.id == flavor_id), None)
-    return found or Flavor("", max_nodes=settings.pools.get(resource.get("pool_id") or "", 1))
-
-
-def engine_of(requested: Mapping[str, Any], settings: Settings) -> Engine | None:
-    """Return the preset engine that a request names; None if it names none.
-
-    Raises:
-        ApiError: There is no such engine.
-    """
-    number, name = str(requested.get("engine_id") or ""), str(requested.get("engine_name") or "")
-    version = str(requested.get("engine_version") or "")
-    if not (number or name or version):
-        return None
-    for engine in settings.engines:
-        if number == engine.id or (not number and (name, version) == (engine.name, engine.version)):
-            return engine
-    raise ApiError("ModelArts.2780", number or f"{name} {version}".strip())
-
-
-def engine_keys(engine: Engine) -> dict[str, str]:
-    """Return the keys that name a preset engine in a request or response."""
-    return {
-        "engine_id": engine.id,
-        "engine_name": engine.name,
-        "engine_version": engine.version,
-    }
-
-
-def output_urls(job: Mapping[str, Any]) -> list[str]:
-    """Return the URLs of a job's outputs in a uniform spelling."""
-    places = (place(item["remote"]["obs"]["obs_url"]) for item in job["algorithm"]["outputs"])
-    return [f"{item.bucket}/{item.prefix}" for item in places]
-
-
-def retries(job: Mapping[str, Any]) -> int:
-    """Return how often a job may be restarted; 0 without fault tolerance."""
-    return int(job["metadata"]["annotations"].get(RETRY_NUM, 0))
+    return parse(Job, body, settings)
 
 
 class _Parameters(Model):
     parameters: Items[Parameter] = []
 
 
-def _with_algorithm(given: dict[str, Any], algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job's request with the values of its algorithm for the keys that it lacks."""
-    config = copy.deepcopy(algorithm["job_config"])
+def with_algorithm(
+    given: Mapping[str, Any], name: str, job_config: AlgorithmConfig
+) -> dict[str, Any]:
+    """Return the algorithm of a request with the values of a stored one for the keys it lacks.
+
+    Args:
+        name: The name of the stored algorithm.
+    """
+    config = job_config.model_dump()
     merged = {key: given.get(key) or config.get(key) for key in {*given, *config}}
-    merged["id"], merged["name"] = given["id"], algorithm["metadata"]["name"]
     own = parse(_Parameters, {"parameters": given.get("parameters")}).parameters
     own_names = {item.name for item in own}
-    defaults = [item for item in config.get("parameters") or () if item["name"] not in own_names]
-    merged["parameters"] = [*(item.model_dump() for item in own), *defaults]
-    for key in ("inputs", "outputs"):
-        # An algorithm names its channels; only the job can give the URLs of their data.
-        merged[key] = given.get(key) or []
+    defaults = [item for item in job_config.parameters if item.name not in own_names]
     for key in ("code_tree", "parameters_customization"):
         merged.pop(key, None)
-    return merged
+    return {
+        **merged,
+        "name": name,
+        "parameters": [item.model_dump() for item in (*own, *defaults)],
+        # An algorithm names its channels; only the job can give the URLs of their data.
+        "inputs": given.get("inputs") or [],
+        "outputs": given.get("outputs") or [],
+    }
 
 
 def _check_preset(code_dir: str, boot_file: str) -> None:
@@ -442,36 +572,55 @@ def _check_environments(given: Mapping[str, str]) -> None:
             raise ApiError("ModelArts.2788", f"environments: the value of {name} is not allowed")
 
 
-# -- tags -----------------------------------------------------------------------------------------
+# -- the run of a job -----------------------------------------------------------------------------
 
 
-class Tag(Model):
-    """A tag of a job."""
+class TaskAddress(Model):
+    """Where a node runs."""
 
-    key: str
-    value: str = ""
-
-    @model_validator(mode="after")
-    def _check(self) -> Tag:
-        key = self.key
-        is_key = _TAG_KEY.match(key) and key == key.strip() and not key.startswith("_sys_")
-        if not is_key or not _TAG_VALUE.match(self.value):
-            raise ApiError("ModelArts.2788", f"tags: {key[:128]}={self.value[:128]}")
-        return self
+    task: str
+    ip: str
+    host_ip: str
 
 
-class TagList(Model):
-    """The tags of a request."""
+class TaskStatus(Model):
+    """How a node ended."""
 
-    tags: Items[Tag] = []
+    task: str
+    exit_code: int | None = None
+    message: str = ""
 
-    def by_key(self) -> dict[str, str]:
-        """Return the tags.
 
-        Raises:
-            ApiError: There are too many.
-        """
-        found = {tag.key: tag.value for tag in self.tags}
-        if len(found) > TAGS:
-            raise ApiError("ModelArts.2788", f"tags: at most {TAGS}")
-        return found
+class RunRecord(Model):
+    """One attempt, as the service shows it; times are in seconds."""
+
+    start_at: int
+    start_type: str
+    end_at: int | None = None
+    end_reason: str | None = None
+    end_related_task: str | None = None
+    end_recover: str | None = None
+
+
+class Run(Model):
+    """The data with which the run of a job resumes.
+
+    Args:
+        attempt: The number of earlier attempts.
+        restarts: How often fault tolerance has restarted the job.
+        key: The name of the attempt that prepared the current nodes.
+        log_key: The name of the current attempt, under which its log is stored.
+        handle: The current nodes; empty before their start.
+        is_in_place: Whether the next attempt keeps the files of this one.
+    """
+
+    attempt: int = 0
+    restarts: int = 0
+    key: str = ""
+    log_key: str = ""
+    handle: str = ""
+    image: str = ""
+    is_in_place: bool = False
+    task_ips: list[TaskAddress] = []
+    task_statuses: list[TaskStatus] = []
+    running_records: list[RunRecord] = []

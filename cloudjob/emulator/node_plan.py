@@ -7,15 +7,14 @@ import posixpath
 import re
 import shlex
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.models import HOME
-from cloudjob.emulator.settings import Engine, Settings
+from cloudjob.emulator.models import HOME, Algorithm, Channel
+from cloudjob.emulator.settings import Settings
 from jobentry.contract import first_version
 from jobentry.contract.paths import with_emulated_packages
 from jobentry.contract.sigv4 import Keys
@@ -115,24 +114,20 @@ def aliases(row: JobRow, index: int) -> tuple[str, ...]:
 
 def folders(row: JobRow) -> list[Folder]:
     """Return the folders of a node."""
-    algorithm = row.body["algorithm"]
+    algorithm = row.body.algorithm
     found = []
-    if algorithm.get("code_dir"):
-        url = algorithm["code_dir"]
-        found.append(Folder("code", "code", code_path(algorithm), url))
-    for kind, key in (("input", "inputs"), ("output", "outputs")):
-        found += [
-            Folder(kind, item["name"], item["local_dir"], item["remote"]["obs"]["obs_url"])
-            for item in algorithm[key]
-        ]
+    if algorithm.code_dir:
+        found.append(Folder("code", "code", code_path(algorithm), algorithm.code_dir))
+    for kind, channels in (("input", algorithm.inputs), ("output", algorithm.outputs)):
+        found += [Folder(kind, item.name, item.local_dir, item.url) for item in channels]
     return found
 
 
-def code_path(algorithm: Mapping[str, Any]) -> str:
+def code_path(algorithm: Algorithm) -> str:
     """Return the folder of the code on a node."""
-    if algorithm.get("local_code_dir"):
-        return str(algorithm["local_code_dir"])
-    last = models.place(algorithm["code_dir"]).key.rstrip("/").rpartition("/")[2]
+    if algorithm.local_code_dir:
+        return algorithm.local_code_dir
+    last = models.place(algorithm.code_dir).key.rstrip("/").rpartition("/")[2]
     return f"{HOME}/modelarts/user-job-dir/{last}".rstrip("/")
 
 
@@ -144,9 +139,9 @@ def environment(
     Args:
         keys: The job's keys for OBS.
     """
-    algorithm = row.body["algorithm"]
+    algorithm = row.body.algorithm
     hosts = names(row)
-    flavor = models.flavor_of(row.body, settings)
+    flavor = row.body.flavor(settings)
     mount = f"{HOME}/modelarts"
     instance = hosts[index].partition(".")[0]
     platform = {
@@ -172,9 +167,9 @@ def environment(
         "MA_SCRIPT_INTERPRETER": "",
         "MA_DETECT_TRAIN_INJECT_CODE": "0",
         "MA_APIGW_ENDPOINT": context.api,
-        "MA_ENGINE_VERSION": str(algorithm["engine"].get("engine_version") or ""),
-        "MA_INPUTS": _channels(algorithm, "inputs"),
-        "MA_OUTPUTS": _channels(algorithm, "outputs"),
+        "MA_ENGINE_VERSION": algorithm.engine.engine_version or "",
+        "MA_INPUTS": _channels("inputs", algorithm.inputs),
+        "MA_OUTPUTS": _channels("outputs", algorithm.outputs),
         "VC_TASK_INDEX": str(index),
         "VK_TASK_INDEX": str(index),
         "VC_WORKER_NUM": str(row.nodes),
@@ -208,9 +203,7 @@ def environment(
         platform.update(first_version.variables_of(platform))
         platform.update(first_version.variables(index, hosts, _addresses(algorithm)))
     by_env = {
-        item["name"]: item["local_dir"]
-        for item in (*algorithm["inputs"], *algorithm["outputs"])
-        if item["access_method"] == "env"
+        item.name: item.local_dir for item in algorithm.channels if item.access_method == "env"
     }
     launcher = _launcher(algorithm)
     led = {"CLOUDJOB_LAUNCHER": launcher} if launcher else {}
@@ -218,7 +211,7 @@ def environment(
         led["CLOUDJOB_DEVICES"] = _devices(row.nodes, max(1, flavor.cards))
     return {
         name: replace_paths(value, row, context)
-        for name, value in {**platform, **led, **by_env, **algorithm["environments"]}.items()
+        for name, value in {**platform, **led, **by_env, **algorithm.environments}.items()
     }
 
 
@@ -227,8 +220,8 @@ def start(row: JobRow, index: int, context: NodeContext) -> str:
 
     The shell extends the variable, because an image may have a PYTHONPATH of its own.
     """
-    algorithm = row.body["algorithm"]
-    code = replace_paths(code_path(algorithm), row, context) if algorithm.get("boot_file") else ""
+    algorithm = row.body.algorithm
+    code = replace_paths(code_path(algorithm), row, context) if algorithm.boot_file else ""
     path = shlex.quote(with_emulated_packages(code, context.archive))
     text = f"PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{path}; export PYTHONPATH"
     return f"{text}; {command(row, index, context)}"
@@ -236,12 +229,12 @@ def start(row: JobRow, index: int, context: NodeContext) -> str:
 
 def command(row: JobRow, index: int, context: NodeContext) -> str:
     """Return the shell command of a node: the user's, with the arguments the platform appends."""
-    algorithm = row.body["algorithm"]
+    algorithm = row.body.algorithm
     arguments = shlex.join(_appended(algorithm))
-    if not algorithm.get("boot_file"):
-        text = f"{algorithm['command'].rstrip()} {arguments}".rstrip()
-        if algorithm.get("working_dir"):
-            text = f"cd {shlex.quote(algorithm['working_dir'])} && {text}"
+    if not algorithm.boot_file:
+        text = f"{algorithm.command.rstrip()} {arguments}".rstrip()
+        if algorithm.working_dir:
+            text = f"cd {shlex.quote(algorithm.working_dir)} && {text}"
         return replace_paths(text, row, context)
     return replace_paths(_preset(row, index, context, arguments), row, context)
 
@@ -278,7 +271,7 @@ def mounts(row: JobRow) -> dict[str, str]:
 
 def has_rank_table(row: JobRow, settings: Settings) -> bool:
     """Whether the platform writes a rank table for the nodes of a job."""
-    return models.flavor_of(row.body, settings).kind == "Ascend"
+    return row.body.flavor(settings).kind == "Ascend"
 
 
 def rank_table(row: JobRow, addresses: Sequence[str], settings: Settings) -> str:
@@ -287,7 +280,7 @@ def rank_table(row: JobRow, addresses: Sequence[str], settings: Settings) -> str
     Args:
         addresses: The address of each node; empty while they are not known.
     """
-    cards = models.flavor_of(row.body, settings).cards
+    cards = row.body.flavor(settings).cards
     instances = [
         {
             "pod_name": host.partition(".")[0],
@@ -311,14 +304,14 @@ def rank_table(row: JobRow, addresses: Sequence[str], settings: Settings) -> str
 
 def is_led_by_entry(row: JobRow) -> bool:
     """Whether cloudjob's entry starts the ranks, in place of the platform's own start script."""
-    return bool(_launcher(row.body["algorithm"]))
+    return bool(_launcher(row.body.algorithm))
 
 
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def _workspace(algorithm: Mapping[str, Any]) -> str:
-    if algorithm.get("code_dir"):
+def _workspace(algorithm: Algorithm) -> str:
+    if algorithm.code_dir:
         return code_path(algorithm)
     return f"{HOME}/modelarts/user-job-dir"
 
@@ -329,18 +322,18 @@ def _roots(row: JobRow) -> list[str]:
     return [HOME, CACHE, WORK, CONFIG, *map(normal, own)]
 
 
-def _appended(algorithm: Mapping[str, Any]) -> Iterable[str]:
-    for item in algorithm["parameters"]:
-        yield f"--{item['name']}={item['value']}"
-    for item in (*algorithm["inputs"], *algorithm["outputs"]):
-        if item["access_method"] == "parameter":
-            yield f"--{item['name']}={item['local_dir']}"
+def _appended(algorithm: Algorithm) -> Iterable[str]:
+    for parameter in algorithm.parameters:
+        yield f"--{parameter.name}={parameter.value}"
+    for channel in algorithm.channels:
+        if channel.access_method == "parameter":
+            yield f"--{channel.name}={channel.local_dir}"
 
 
 def _preset(row: JobRow, index: int, context: NodeContext, arguments: str) -> str:
-    algorithm = row.body["algorithm"]
-    code = models.place(algorithm["code_dir"])
-    boot = models.place(algorithm["boot_file"]).key[len(code.prefix) :]
+    algorithm = row.body.algorithm
+    code = models.place(algorithm.code_dir)
+    boot = models.place(algorithm.boot_file).key[len(code.prefix) :]
     folder = code_path(algorithm)
     script = shlex.quote(f"{folder}/{boot}")
     if _launcher(algorithm):
@@ -380,10 +373,10 @@ def _requirements(context: NodeContext) -> str:
 
 def _ranks(row: JobRow, index: int) -> str:
     """Return the options that the PyTorch preset adds on several nodes."""
-    algorithm = row.body["algorithm"]
-    if row.nodes == 1 or algorithm["engine"].get("engine_name") != "PyTorch":
+    algorithm = row.body.algorithm
+    if row.nodes == 1 or algorithm.engine.engine_name != "PyTorch":
         return ""
-    given = {item["name"] for item in algorithm["parameters"]}
+    given = {item.name for item in algorithm.parameters}
     port = _PORTS[0] + zlib.crc32(row.id.encode()) % _PORTS[1]
     options = {
         "init_method": f"tcp://{names(row)[0]}:{port}",
@@ -393,12 +386,12 @@ def _ranks(row: JobRow, index: int) -> str:
     return "".join(f"--{name}={value} " for name, value in options.items() if name not in given)
 
 
-def _launcher(algorithm: Mapping[str, Any]) -> str:
+def _launcher(algorithm: Algorithm) -> str:
     """Return the entry's launcher for a preset; empty if the platform starts the boot file."""
-    if not algorithm.get("boot_file"):
+    if not algorithm.boot_file:
         return ""
-    found = _LAUNCHERS.get(algorithm["engine"].get("engine_name", ""), "")
-    method = algorithm["environments"].get("MA_RUN_METHOD", "")
+    found = _LAUNCHERS.get(algorithm.engine.engine_name or "", "")
+    method = algorithm.environments.get("MA_RUN_METHOD", "")
     return method if found == "rank-table" and method in _RUN_METHODS else found
 
 
@@ -419,28 +412,34 @@ def _device_address(node: int, card: int) -> str:
     return f"192.168.{card + 1}.{node + 1}"
 
 
-def _addresses(algorithm: Mapping[str, Any]) -> dict[str, str]:
+def _addresses(algorithm: Algorithm) -> dict[str, str]:
     """Return the OBS addresses of channels and parameters, by name."""
-    found = {item["name"]: item["value"] for item in algorithm["parameters"]}
-    for item in (*algorithm["inputs"], *algorithm["outputs"]):
-        found[item["name"]] = _address(item)
-    return found
+    found = {item.name: item.value for item in algorithm.parameters}
+    return {**found, **{item.name: _address(item) for item in algorithm.channels}}
 
 
-def _address(channel: Mapping[str, Any]) -> str:
-    place = models.place(channel["remote"]["obs"]["obs_url"])
-    return f"s3://{place.bucket}/{place.key}"
+def _address(channel: Channel) -> str:
+    return f"s3://{channel.place.bucket}/{channel.place.key}"
 
 
-def _channels(algorithm: Mapping[str, Any], key: str) -> str:
-    made = []
-    for item in algorithm[key]:
-        remote = {"obs": {"obs_url": _address(item)}}
-        made.append({"name": item["name"], "local_dir": item["local_dir"], "remote": remote})
-    return json.dumps({key: made})
+def _channels(key: str, channels: Iterable[Channel]) -> str:
+    shown = [
+        {
+            "name": item.name,
+            "local_dir": item.local_dir,
+            "remote": {"obs": {"obs_url": _address(item)}},
+        }
+        for item in channels
+    ]
+    return json.dumps({key: shown})
 
 
-def image(row: JobRow, engine: Engine | None, settings: Settings) -> str:
-    """Return the image in which the nodes of a job run."""
-    url = row.body["algorithm"]["engine"].get("image_url")
-    return str(url or (engine.image if engine else settings.image))
+def image(row: JobRow, settings: Settings) -> str:
+    """Return the image in which the nodes of a job run.
+
+    Raises:
+        ApiError: The settings no longer have the engine of the job.
+    """
+    choice = row.body.algorithm.engine
+    engine = choice.preset(settings)
+    return str(choice.image_url or (engine.image if engine else settings.image))

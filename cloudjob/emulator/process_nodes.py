@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -13,8 +14,8 @@ from cloudjob.backends import interpreters
 from cloudjob.backends.process import isolation, node_files
 from cloudjob.backends.process import request as requests
 from cloudjob.backends.process.backend import ProcessBackend
-from cloudjob.backends.process.keeper import NodeRequest
-from cloudjob.emulator import node_metrics, node_plan
+from cloudjob.backends.process.keeper import NodeRequest, descendants_of
+from cloudjob.emulator import node_plan
 from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.models import HOME
 from cloudjob.emulator.node_plan import NodeContext
@@ -23,6 +24,9 @@ from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import run_dir_of
 from cloudjob.errors import JobNotFound
 from jobentry.contract.sigv4 import Keys
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessRuntime:
@@ -229,7 +233,7 @@ class ProcessRuntime:
         except JobNotFound:
             return [(-1.0, -1.0)] * count
         return [
-            node_metrics.of_process(node["process"], f"{handle}/{index}", self._used)
+            _usage_of(node["process"], f"{handle}/{index}", self._used)
             for index, node in enumerate(nodes)
         ]
 
@@ -238,3 +242,28 @@ class ProcessRuntime:
         self._backend.remove(handle)
         # The controller removes this folder, unless the emulator was killed during the start.
         shutil.rmtree(run_dir_of(handle.rpartition("/")[2]), ignore_errors=True)
+
+
+def _usage_of(keeper: int, name: str, known: dict[str, tuple[float, float]]) -> tuple[float, float]:
+    """Return processor and memory usage of all processes below ``keeper``, in percent.
+
+    Args:
+        name: The name of the node in ``known``.
+        known: The time and processor time at the last call for each node; it is updated.
+    """
+    if not keeper or not Path(f"/proc/{keeper}").exists():
+        return -1.0, -1.0
+    used_s, memory = 0.0, 0
+    for process in descendants_of(keeper):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            # A program's name may contain spaces and brackets; the last bracket ends the name.
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            used_s += sum(int(fields[index]) for index in (11, 12, 13, 14)) / _TICKS_PER_S
+            memory += int(fields[21]) * _PAGE_BYTES
+    now = time.monotonic()
+    before, at = known.get(name, (0.0, 0.0))
+    known[name] = (used_s, now)
+    cores = os.cpu_count() or 1
+    cpu = max(0.0, used_s - before) / (now - at) / cores * 100 if at else 0.0
+    total = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
+    return round(min(cpu, 100.0), 2), round(memory / total * 100, 2)

@@ -67,7 +67,7 @@ class Scheduler:
         """
         with self._lock:
             found = self._active.get(row.id)
-        handle = row.run.get("handle")
+        handle = row.run.handle
         if found is None or row.phase != "Running" or not handle or not 0 <= node < row.nodes:
             raise ApiError("ModelArts.2788", f"node {node} of job {row.id}: it does not run")
         found[0].lost.add(node)
@@ -134,8 +134,8 @@ class Scheduler:
             with self._lock:
                 self._active.pop(run.job.id, None)
             with contextlib.suppress(Exception):
-                row = self._service.database.job(run.job.id)
-                # The job was deleted after its end.
+                row = run.job.row()
+                # Only now, because a request may also delete the job after its end.
                 if row and row.stop_request is StopRequest.DELETE and row.is_final:
-                    JobRun(run.job).forget()
+                    run.forget()
             self.wake()

@@ -21,11 +21,12 @@ from cloudjob.emulator.docker_nodes import DockerRuntime, check_image, gateway
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of
 from cloudjob.emulator.nodes import ImageMissing, NewKeys
-from cloudjob.emulator.obs import Obs
-from cloudjob.emulator.obs_request import Refusal
-from cloudjob.emulator.obs_signatures import ObsSignatures
+from cloudjob.emulator.obs.client import Obs
+from cloudjob.emulator.obs.proxy import Proxy
+from cloudjob.emulator.obs.request import Refusal
+from cloudjob.emulator.obs.seaweedfs import SeaweedFS
+from cloudjob.emulator.obs.signatures import ObsSignatures
 from cloudjob.emulator.process_nodes import ProcessRuntime
-from cloudjob.emulator.proxy import Proxy
 from cloudjob.emulator.routes import (
     account,
     algorithms,
@@ -42,7 +43,6 @@ from cloudjob.emulator.routes import (
     workspaces,
 )
 from cloudjob.emulator.scheduler import Scheduler
-from cloudjob.emulator.seaweedfs import SeaweedFS
 from cloudjob.emulator.service import Runtime, Service
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, Address

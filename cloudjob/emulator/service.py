@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from cloudjob.emulator import views
 from cloudjob.emulator.auth import Access
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.models import Order, Page
-from cloudjob.emulator.obs import Obs
+from cloudjob.emulator.obs.client import Obs
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
 
@@ -95,11 +97,10 @@ class Service:
         Raises:
             ApiError: The job has no such task.
         """
-        name, _, index = request.path_params["task_id"].rpartition("-")
-        indexes = [str(index) for index in range(row.nodes)]
-        if name != "worker" or index not in indexes:
-            raise ApiError("ModelArts.2788", f"task_id: {request.path_params['task_id']}")
-        return indexes.index(index)
+        task, tasks = request.path_params["task_id"], views.tasks(row)
+        if task not in tasks:
+            raise ApiError("ModelArts.2788", f"task_id: {task}")
+        return tasks.index(task)
 
 
 class _Page(Page):
@@ -108,12 +109,16 @@ class _Page(Page):
     group_by: str = ""
 
 
-def page_of(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the requested page of a list, sorted as requested; newest first by default."""
+def page_of(
+    request: Request, found: list[Any], show: Callable[[Any], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the requested page of a list, sorted by a key of the metadata of its items."""
     query = request.parsed_query(_Page)
     is_descending = query.order == "desc"
     # The list is newest first, and sorting keeps the order of equal items.
     found = found if is_descending else found[::-1]
-    found = sorted(found, key=lambda item: item["metadata"][query.sort_by], reverse=is_descending)
-    shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
-    return {"total": len(found), "count": len(shown), **query.model_dump(), "items": shown}
+    found = sorted(
+        found, key=lambda item: getattr(item.metadata, query.sort_by), reverse=is_descending
+    )
+    items = list(map(show, query.of(found)))
+    return {"total": len(found), "count": len(items), **query.model_dump(), "items": items}

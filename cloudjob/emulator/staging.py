@@ -15,7 +15,7 @@ from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.node_plan import Folder
 from cloudjob.emulator.nodes import ImageMissing
-from cloudjob.emulator.obs import Object, ObsError
+from cloudjob.emulator.obs.client import Object, ObsError
 from cloudjob.emulator.settings import Settings
 from cloudjob.errors import CloudJobError
 from jobentry.system.trees import remove_tree
@@ -29,18 +29,15 @@ class StagingFailed(Exception):
 
 def check_nodes(job: JobContext, row: JobRow) -> None:
     """Check the nodes, as the platform does for jobs with fault tolerance."""
-    if not models.retries(row.body):
+    if not row.body.metadata.retries:
         return
-    for _ in range(models.retries(row.body) + 1):
+    for _ in range(row.body.metadata.retries + 1):
         bad = job.service.faults.take("bad-node", job=row.id)
         if bad is None:
             job.event("Node check passed on all nodes.", source="Task")
             return
-        job.event(
-            f"[worker-{bad.node}] Node check failed; the node is isolated and replaced.",
-            "Warning",
-            "Task",
-        )
+        message = "Node check failed; the node is isolated and replaced."
+        job.task_event(bad.node, message, "Warning")
     raise StagingFailed("Node check failed too often.")
 
 
@@ -51,8 +48,7 @@ def image_of(job: JobContext, row: JobRow) -> str:
         StagingFailed: The image is not available.
     """
     settings = job.service.settings
-    engine = row.body["algorithm"]["engine"]
-    image = node_plan.image(row, models.engine_of(engine, settings), settings)
+    image = node_plan.image(row, settings)
     name = node_plan.names(row)[0].partition(".")[0]
     try:
         if job.service.faults.take("image-pull", job=row.id):
@@ -177,7 +173,7 @@ class Uploader:
                     )
                 except ObsError as error:
                     message = f"Upload training output(parameter name: {item.name}) failed: {error}"
-                    self.job.event(f"[worker-{index}] {message}", "Error", "Task")
+                    self.job.task_event(index, message, "Error")
                     return message
                 if files:
                     prefix = f"[worker-{index}][time used: {time.monotonic() - start_s:.3f}s]"

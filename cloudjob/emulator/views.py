@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Sequence
 from typing import Any
 
-from cloudjob.emulator import models
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import JobRow
+from cloudjob.emulator.models import Algorithm, Job, Model, now_ms, task_of
 from cloudjob.emulator.settings import Engine, Flavor, Settings
 
 
 def job(row: JobRow, settings: Settings) -> dict[str, Any]:
     """Return a job as ``create``, ``show`` and ``list`` show it."""
-    body = copy.deepcopy(row.body)
+    body = row.body
     return {
         "kind": row.kind,
         "metadata": {
-            **body["metadata"],
+            **body.metadata.model_dump(exclude_none=True),
             "id": row.id,
             "name": row.name,
             "create_time": row.create_ms,
             "user_name": row.user_name,
         },
         "status": _status(row),
-        "algorithm": _algorithm(body["algorithm"]),
+        "algorithm": _algorithm(body.algorithm),
         "spec": _spec(body, settings),
-        "endpoints": body.get("endpoints") or {},
+        "endpoints": body.endpoints or {},
     }
 
 
 def tasks(row: JobRow) -> list[str]:
     """Return the names of a job's tasks, one per node."""
-    return [f"worker-{index}" for index in range(row.nodes)]
+    return list(map(task_of, range(row.nodes)))
 
 
 def duration_ms(row: JobRow) -> int:
@@ -46,11 +45,9 @@ def flavor(item: Flavor) -> dict[str, Any]:
     """Return a flavor as the list of flavors has it."""
     return {
         "flavor_id": item.id,
-        "flavor_name": f"Computing {item.kind} instance ({item.id})",
+        "flavor_name": _flavor_name(item),
         "max_num": item.max_nodes,
-        "flavor_type": item.kind,
-        "billing": {"code": item.id, "unit_num": max(1, item.cards)},
-        "flavor_info": _flavor_info(item),
+        **_flavor_detail(item),
         "attributes": {},
     }
 
@@ -81,48 +78,52 @@ def _status(row: JobRow) -> dict[str, Any]:
         "start_time": row.start_ms,
         "node_count_metrics": [[row.start_ms, row.nodes]] if row.start_ms else None,
         "tasks": tasks(row),
-        "task_statuses": run.get("task_statuses") or None,
-        "running_records": run.get("running_records") or None,
-        "task_ips": run.get("task_ips") or None,
+        "task_statuses": _dumped(run.task_statuses),
+        "running_records": _dumped(run.running_records),
+        "task_ips": _dumped(run.task_ips),
     }
 
 
-def _algorithm(given: dict[str, Any]) -> dict[str, Any]:
+def _dumped(items: Sequence[Model]) -> list[dict[str, Any]] | None:
+    return [item.model_dump(exclude_none=True) for item in items] or None
+
+
+def _algorithm(algorithm: Algorithm) -> dict[str, Any]:
     return {
         key: value
-        for key, value in given.items()
-        if value not in (None, "") or key in ("id", "name")
+        for key, value in algorithm.model_dump(exclude_none=True).items()
+        if value != "" or key in ("id", "name")
     }
 
 
-def _spec(body: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    spec = body["spec"]
-    found = models.flavor_of(body, settings)
-    shown = flavor(found)
-    spec["resource"] = {
+def _spec(body: Job, settings: Settings) -> dict[str, Any]:
+    item = body.flavor(settings)
+    resource = {
         "policy": "regular",
-        **spec["resource"],
-        "flavor_name": shown["flavor_name"],
-        "flavor_detail": {
-            "flavor_type": shown["flavor_type"],
-            "billing": shown["billing"],
-            "flavor_info": {
-                **shown["flavor_info"],
-                "disk": {"size": "50", "unit": "GB"},
-            },
-        },
+        **body.spec.resource.model_dump(exclude_none=True),
+        "flavor_name": _flavor_name(item),
+        "flavor_detail": _flavor_detail(item, disk_size="50"),
     }
-    return dict(spec)
+    return {**body.spec.model_dump(exclude_none=True), "resource": resource}
 
 
-def _flavor_info(item: Flavor) -> dict[str, Any]:
+def _flavor_name(item: Flavor) -> str:
+    return f"Computing {item.kind} instance ({item.id})"
+
+
+def _flavor_detail(item: Flavor, disk_size: int | str = 50) -> dict[str, Any]:
     info: dict[str, Any] = {
         "max_num": item.max_nodes,
         "cpu": {"arch": "x86", "core_num": item.cpu_cores},
         "memory": {"size": item.memory_gb, "unit": "GB"},
-        "disk": {"size": 50, "unit": "GB"},
+        # A job shows this size as text.
+        "disk": {"size": disk_size, "unit": "GB"},
     }
     if item.cards:
         kind = "npu" if item.kind == "Ascend" else "gpu"
         info[kind] = {"unit_num": item.cards, "product_name": item.card, "memory": "16GB"}
-    return info
+    return {
+        "flavor_type": item.kind,
+        "billing": {"code": item.id, "unit_num": max(1, item.cards)},
+        "flavor_info": info,
+    }

@@ -239,7 +239,7 @@ STORE = """
 import os, sys
 from pathlib import Path
 from typing import Any
-from cloudjob.emulator.seaweedfs import SeaweedFS
+from cloudjob.emulator.obs.seaweedfs import SeaweedFS
 Path("state").mkdir(exist_ok=True)
 store = SeaweedFS(Path("state/obs").absolute(), "data")
 store.start()

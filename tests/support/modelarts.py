@@ -24,15 +24,14 @@ from starlette.responses import Response
 
 from cloudjob.emulator.app import Api
 from cloudjob.emulator.auth import Access
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import Database, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of, target_of
 from cloudjob.emulator.job_context import logs_of
-from cloudjob.emulator.models import Place
+from cloudjob.emulator.models import Place, now_ms
 from cloudjob.emulator.node_logs import NodeLog
-from cloudjob.emulator.obs import Object
+from cloudjob.emulator.obs.client import Object
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.routes import jobs
 from cloudjob.emulator.server import ENDPOINTS

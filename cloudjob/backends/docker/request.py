@@ -51,6 +51,14 @@ LOG_CONFIG = {
     "Type": LOG_DRIVER,
     "Config": {"max-size": "1000g", "max-file": "1", "compress": "false"},
 }
+# What the containers of all nodes have in common, in their ``HostConfig``.
+OF_NODES = {
+    "LogConfig": LOG_CONFIG,
+    "RestartPolicy": {"Name": "no"},
+    # As on the platform: nothing in a container may become root.
+    "CapDrop": ["ALL"],
+    "SecurityOpt": ["no-new-privileges:true"],
+}
 
 
 # The default seccomp profile of 20.10 refuses process_vm_readv between ranks; Open MPI 4.1 then
@@ -130,7 +138,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         MEMORY_LABEL: repr(spec.docker.memory_gib),
         **({ELASTIC_LABEL: "1"} if LAUNCHERS[spec.launcher].is_elastic else {}),
     }
-    network = f"cloudjob-{submission.job}"
+    network = network_name(submission.job)
     image = spec.image or DEFAULT_IMAGE
     common = {
         "Image": image,
@@ -148,7 +156,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
     return DockerRequest(
         job=submission.job,
         image=image,
-        network={"Name": network, "Driver": "bridge", "Labels": labels, "CheckDuplicate": True},
+        network=network_of(submission.job, labels),
         nodes=tuple(
             _node(submission, index, hosts, {**common, "Labels": labels}, network)
             for index in range(len(hosts))
@@ -159,6 +167,21 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         has_key=len(hosts) > 1,
         secret_names=submission.masked_names,
     )
+
+
+def network_name(job: str) -> str:
+    """Return the name of a job's network."""
+    return f"cloudjob-{job}"
+
+
+def network_of(job: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the request for a job's network."""
+    return {
+        "Name": network_name(job),
+        "Driver": "bridge",
+        "Labels": labels,
+        "CheckDuplicate": True,
+    }
 
 
 def show(request: DockerRequest) -> dict[str, Any]:
@@ -244,11 +267,7 @@ def _limits(spec: JobSpec) -> dict[str, Any]:
     """Return the limits and security options of one container."""
     limits: dict[str, Any] = {
         "ShmSize": int(spec.docker.shm_gib * _GIB),
-        "LogConfig": LOG_CONFIG,
-        "RestartPolicy": {"Name": "no"},
-        # As on the platform: nothing in a container may become root.
-        "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges:true"],
+        **OF_NODES,
     }
     memory_bytes = int(spec.docker.memory_gib * _GIB)
     if memory_bytes:

@@ -5,94 +5,92 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from pydantic import Field
+
 from cloudjob.emulator import models
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Description, Items, Model, Name, Page, Parameter
+from cloudjob.emulator.models import (
+    AlgorithmConfig,
+    Description,
+    Model,
+    Name,
+    Page,
+    Resource,
+    now_ms,
+)
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service, page_of
 
 _ALGORITHMS = PROJECT + "/algorithms"
 _ALGORITHM = _ALGORITHMS + "/{algorithm_id}"
-_KIND = "algorithm"
 
 
 class _Metadata(Model):
     name: Name
     description: Description = ""
+    id: Any = ""
+    workspace_id: Any = "0"
+    ai_project: Any = "default-ai-project"
+    user_name: Any = ""
+    domain_id: Any = None
+    source: Any = "custom"
+    api_version: Any = ""
+    is_valid: Any = True
+    state: Any = ""
+    tags: Any = None
+    attr_list: Any = None
+    version_num: Any = 0
+    size: Any = 0
+    create_time: Any = Field(default_factory=now_ms)
+    update_time: Any = 0
 
 
-class _Config(Model):
-    engine: dict[str, Any] = {}
-    code_dir: str = ""
-    parameters: Items[Parameter] = []
-    inputs: Items[dict[str, Any]] = []
-    outputs: Items[dict[str, Any]] = []
+class Algorithm(Resource):
+    """A stored algorithm."""
 
-
-class _Algorithm(Model):
+    kind = "algorithm"
     metadata: _Metadata
-    job_config: _Config = _Config()
+    job_config: AlgorithmConfig = AlgorithmConfig()
     resource_requirements: Any = []
     advanced_config: Any = {}
 
 
 def create(service: Service, request: Request) -> Any:
-    made = _made(service, request.body(_Algorithm), str(uuid.uuid4()))
-    made["metadata"]["user_name"] = service.user(request).name
+    found = _completed(service, request.body(Algorithm))
+    found.metadata.id, found.metadata.user_name = str(uuid.uuid4()), service.user(request).name
     with service.database.transaction():
-        names = [item["metadata"]["name"] for item in service.database.resources(_KIND)]
-        if made["metadata"]["name"] in names:
+        others = service.database.resources(Algorithm)
+        if any(other.metadata.name == found.metadata.name for other in others):
             raise ApiError("ModelArts.2752")
-        return _stored(service, made)
+        return _stored(service, found)
 
 
 def change(service: Service, request: Request) -> Any:
     """Replace an algorithm; missing metadata keeps its old values."""
-    old = algorithm(service, request)["metadata"]
+    old = _named(service, request).metadata
     body = request.json()
     given = body.get("metadata") or {}
     if isinstance(given, dict):
-        body["metadata"] = {**old, **given}
-    made = _made(service, models.parse(_Algorithm, body), old["id"])
-    made["metadata"].update(create_time=old["create_time"], update_time=now_ms())
-    return _stored(service, made)
+        body["metadata"] = {**old.model_dump(), **given}
+    found = _completed(service, models.parse(Algorithm, body))
+    found.metadata.id, found.metadata.create_time = old.id, old.create_time
+    found.metadata.update_time = now_ms()
+    return _stored(service, found)
 
 
-def _stored(service: Service, made: dict[str, Any]) -> dict[str, Any]:
-    metadata = made["metadata"]
-    service.database.put_resource(_KIND, metadata["id"], metadata["name"], made)
-    return made
+def _completed(service: Service, found: Algorithm) -> Algorithm:
+    found.job_config.engine.complete(service.settings)
+    if found.job_config.code_dir:
+        models.place(found.job_config.code_dir)
+    if found.metadata.domain_id is None:
+        found.metadata.domain_id = service.account.domain_id
+    return found
 
 
-def _made(service: Service, requested: _Algorithm, algorithm_id: str) -> dict[str, Any]:
-    made = requested.model_dump()
-    config = made["job_config"]
-    found = models.engine_of(config["engine"], service.settings)
-    if found:
-        config["engine"].update(models.engine_keys(found))
-    if config["code_dir"]:
-        models.place(config["code_dir"])
-    made["metadata"] = {
-        "workspace_id": "0",
-        "ai_project": "default-ai-project",
-        "user_name": service.settings.user,
-        "domain_id": service.account.domain_id,
-        "source": "custom",
-        "api_version": "",
-        "is_valid": True,
-        "state": "",
-        "tags": None,
-        "attr_list": None,
-        "version_num": 0,
-        "size": 0,
-        "create_time": now_ms(),
-        "update_time": 0,
-        **made["metadata"],
-        "id": algorithm_id,
-    }
-    return made
+def _stored(service: Service, found: Algorithm) -> Any:
+    service.database.put_resource(found.metadata.id, found.metadata.name, found)
+    return found.model_dump()
 
 
 class _Search(Page):
@@ -102,20 +100,24 @@ class _Search(Page):
 def algorithms(service: Service, request: Request) -> Any:
     """Return a page of algorithms; ``offset`` is the page's number."""
     text = request.parsed_query(_Search).searches.partition("name:")[2]
-    found = service.database.resources(_KIND)
-    return page_of(request, [item for item in found if text in item["metadata"]["name"]])
+    found = service.database.resources(Algorithm)
+    found = [item for item in found if text in item.metadata.name]
+    return page_of(request, found, Algorithm.model_dump)
 
 
-def algorithm(service: Service, request: Request) -> Any:
-    found = service.database.resource(_KIND, request.path_params["algorithm_id"])
+def _named(service: Service, request: Request) -> Algorithm:
+    found = service.database.resource(Algorithm, request.path_params["algorithm_id"])
     if found is None:
         raise ApiError("ModelArts.2755")
     return found
 
 
+def algorithm(service: Service, request: Request) -> Any:
+    return _named(service, request).model_dump()
+
+
 def remove(service: Service, request: Request) -> Any:
-    algorithm(service, request)
-    service.database.remove_resource(_KIND, request.path_params["algorithm_id"])
+    service.database.remove_resource(Algorithm, _named(service, request).metadata.id)
     return ""
 
 

@@ -10,14 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Model, Page
+from cloudjob.emulator.models import Model, Page, Resource, now_ms
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service
 
 _AUTHORIZATIONS = PROJECT + "/authorizations"
-_KIND = "authorization"
 _ALL = "all-users"
 _AGENCY = "modelarts_agency"
 
@@ -26,6 +24,21 @@ class _Authorization(Model):
     user_id: str = _ALL
     type: Literal["agency"] = "agency"
     content: str = _AGENCY
+
+
+class _Stored(Model):
+    user_id: str
+    user_name: str
+    type: str = "agency"
+    content: str
+    create_time: int = Field(default_factory=now_ms)
+
+
+class _All(Resource):
+    """All authorizations of a project."""
+
+    kind = "authorization"
+    auth: list[_Stored]
 
 
 class _Authorizations(Page):
@@ -38,16 +51,16 @@ class _Authorizations(Page):
 def authorizations(service: Service, request: Request) -> Any:
     """Return a sorted page of authorizations; ``offset`` is the page's number."""
     query = request.parsed_query(_Authorizations)
-    found = [item for item in _current(service) if query.user_id in ("", item["user_id"])]
-    found.sort(key=lambda item: item[query.sort_by], reverse=query.order == "DESC")
-    shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
-    return {"total_count": len(found), "auth": shown}
+    found = [item for item in _current(service) if query.user_id in ("", item.user_id)]
+    found.sort(key=lambda item: getattr(item, query.sort_by), reverse=query.order == "DESC")
+    shown = query.of(found)
+    return {"total_count": len(found), "auth": [item.model_dump() for item in shown]}
 
 
 def create(service: Service, request: Request) -> Any:
     requested = request.body(_Authorization)
     user = requested.user_id or _ALL
-    if any(item["user_id"] == user for item in _current(service)):
+    if any(item.user_id == user for item in _current(service)):
         raise ApiError("ModelArts.0424")
     _store(service, [*_current(service), _made(service, user, requested.content)])
     return True
@@ -57,7 +70,7 @@ def remove(service: Service, request: Request) -> Any:
     """Remove the authorization of one user or of all users."""
     user = request.query.get("user_id", "")
     found = _current(service)
-    remaining = [item for item in found if user not in ("", _ALL) and item["user_id"] != user]
+    remaining = [item for item in found if user not in ("", _ALL) and item.user_id != user]
     if len(remaining) == len(found):
         raise ApiError("ModelArts.0429")
     _store(service, remaining)
@@ -84,32 +97,24 @@ def check(service: Service, user_id: str) -> None:
     Raises:
         ApiError: ModelArts has no authorization for the user.
     """
-    if not any(item["user_id"] in (_ALL, user_id) for item in _current(service)):
+    if not any(item.user_id in (_ALL, user_id) for item in _current(service)):
         raise ApiError("ModelArts.2785")
 
 
-def _current(service: Service) -> list[dict[str, Any]]:
-    stored = service.database.resource(_KIND, _KIND)
-    if stored is None:
-        return [_made(service, _ALL, _AGENCY)]
-    return list(stored["auth"])
+def _current(service: Service) -> list[_Stored]:
+    stored = service.database.resource(_All, _All.kind)
+    return stored.auth if stored else [_made(service, _ALL, _AGENCY)]
 
 
-def _store(service: Service, found: list[dict[str, Any]]) -> None:
-    service.database.put_resource(_KIND, _KIND, _KIND, {"auth": found})
+def _store(service: Service, found: list[_Stored]) -> None:
+    service.database.put_resource(_All.kind, _All.kind, _All(auth=found))
 
 
-def _made(service: Service, user_id: str, content: str) -> dict[str, Any]:
+def _made(service: Service, user_id: str, content: str) -> _Stored:
     names = {user.id: user.name for user in service.account.users}
     if user_id != _ALL and user_id not in names:
         raise ApiError("ModelArts.0429")
-    return {
-        "user_id": user_id,
-        "user_name": names.get(user_id, _ALL),
-        "type": "agency",
-        "content": content,
-        "create_time": now_ms(),
-    }
+    return _Stored(user_id=user_id, user_name=names.get(user_id, _ALL), content=content)
 
 
 ENDPOINTS = (

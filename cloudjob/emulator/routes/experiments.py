@@ -3,46 +3,54 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import Any
 
 from cloudjob.emulator import models
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.database import Database
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Description, Model, Name
+from cloudjob.emulator.models import Description, ExperimentReference, Model, Name, Resource, now_ms
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import PROJECT, Service, page_of
 
 _EXPERIMENTS = PROJECT + "/training-experiments"
 _EXPERIMENT = _EXPERIMENTS + "/{experiment_id}"
 _REFERENCE = "training_experiment_reference"
-_KIND = "experiment"
 
 
-class _Metadata(Model):
+class _Fields(Model):
     name: Name
     description: Description = ""
 
 
-class _Experiment(Model):
+class _Metadata(_Fields):
+    workspace_id: Any = "0"
+    id: Any = ""
+    create_time: Any = 0
+    update_time: Any = 0
+
+
+class _Request(Model):
+    metadata: _Fields
+
+
+class Experiment(Resource):
+    """A stored experiment."""
+
+    kind = "experiment"
     metadata: _Metadata
 
 
 def create(service: Service, request: Request) -> Any:
-    return _create(service.database, request.body(_Experiment).metadata)
+    return _shown(_create(service.database, request.body(_Request).metadata), job_count=0)
 
 
-def _create(database: Database, metadata: _Metadata) -> dict[str, Any]:
-    created_ms = now_ms()
-    made = {
-        "workspace_id": "0",
-        **metadata.model_dump(),
-        "id": str(uuid.uuid4()),
-        "create_time": created_ms,
-        "update_time": created_ms,
-    }
-    return _store(database, {"metadata": made, "statistic": {"job_count": 0}})
+def _create(database: Database, fields: _Fields) -> Experiment:
+    metadata = _Metadata(**fields.model_dump())
+    metadata.id = str(uuid.uuid4())
+    metadata.create_time = metadata.update_time = now_ms()
+    return _store(database, Experiment(metadata=metadata))
 
 
 def change(service: Service, request: Request) -> Any:
@@ -51,19 +59,19 @@ def change(service: Service, request: Request) -> Any:
     # The reference has both keys at the top; some clients nest them as in a create request.
     inner = body.get("metadata")
     body = {**(inner if isinstance(inner, dict) else {}), **body}
-    known = {key: found["metadata"][key] for key in ("name", "description")}
+    known = found.metadata.model_dump(include={"name", "description"})
     given = {key: body[key] for key in known if body.get(key) is not None}
-    changed = models.parse(_Metadata, {**known, **given}).model_dump()
-    found["metadata"].update(changed, update_time=now_ms())
+    changed = models.parse(_Fields, {**known, **given})
+    found.metadata.name, found.metadata.description = changed.name, changed.description
+    found.metadata.update_time = now_ms()
     _store(service.database, found)
-    return changed
+    return changed.model_dump()
 
 
 def experiments(service: Service, request: Request) -> Any:
     """Return a sorted page of experiments; ``offset`` is the page's number."""
-    page = page_of(request, service.database.resources(_KIND))
-    page["items"] = [_counted(service.database, item) for item in page["items"]]
-    return page
+    found = service.database.resources(Experiment)
+    return page_of(request, found, partial(_counted, service.database))
 
 
 def experiment(service: Service, request: Request) -> Any:
@@ -71,7 +79,7 @@ def experiment(service: Service, request: Request) -> Any:
 
 
 def remove(service: Service, request: Request) -> Any:
-    service.database.remove_resource(_KIND, _found(service, request)["metadata"]["id"])
+    service.database.remove_resource(Experiment, _found(service, request).metadata.id)
     return ""
 
 
@@ -81,61 +89,59 @@ def check_name(service: Service, request: Request) -> Any:
     return {"is_duplicate": _named(service.database, name) is not None}
 
 
-def refer(database: Database, metadata: dict[str, Any]) -> None:
-    """Add a job to the experiment that its metadata names; a new name creates an experiment.
+def joined(database: Database, reference: ExperimentReference | None) -> ExperimentReference | None:
+    """Return the reference of a job that is added to an experiment; a new name creates one.
 
     Raises:
         ApiError: There is no experiment with this id, or the name is not allowed.
     """
-    reference = metadata.pop(_REFERENCE, {})
-    if reference.get("id"):
-        found = database.resource(_KIND, reference["id"])
+    if reference is None or not (reference.id or reference.name):
+        return None
+    if reference.id:
+        found = database.resource(Experiment, reference.id)
         if found is None:
-            raise ApiError("ModelArts.2788", f"{_REFERENCE}: {reference['id']} not found")
-    elif reference.get("name"):
-        fields = {key: reference[key] for key in ("name", "description")}
-        found = _named(database, reference["name"]) or _create(
-            database, models.parse(_Metadata, fields)
-        )
+            raise ApiError("ModelArts.2788", f"{_REFERENCE}: {reference.id} not found")
     else:
-        return
-    metadata[_REFERENCE] = {
-        "id": found["metadata"]["id"],
-        "name": found["metadata"]["name"],
-        "serial_number": _count(database, found) + 1,
-    }
+        fields = reference.model_dump(include={"name", "description"})
+        found = _named(database, reference.name) or _create(database, models.parse(_Fields, fields))
+    metadata, number = found.metadata, _count(database, found) + 1
+    return ExperimentReference(id=metadata.id, name=metadata.name, serial_number=number)
 
 
-def _found(service: Service, request: Request) -> dict[str, Any]:
+def _found(service: Service, request: Request) -> Experiment:
     number = request.path_params["experiment_id"]
-    found = service.database.resource(_KIND, number)
+    found = service.database.resource(Experiment, number)
     if found is None:
         raise ApiError("ModelArts.2788", f"experiment: {number} not found")
     return found
 
 
-def _counted(database: Database, found: dict[str, Any]) -> dict[str, Any]:
-    return {**found, "statistic": {"job_count": _count(database, found)}}
+def _shown(found: Experiment, job_count: int) -> dict[str, Any]:
+    return {**found.model_dump(), "statistic": {"job_count": job_count}}
 
 
-def _count(database: Database, found: dict[str, Any]) -> int:
+def _counted(database: Database, found: Experiment) -> dict[str, Any]:
+    return _shown(found, _count(database, found))
+
+
+def _count(database: Database, found: Experiment) -> int:
     of_experiment = f"json_extract(body, '$.metadata.{_REFERENCE}.id') = ?"
-    return database.count_jobs((of_experiment, [found["metadata"]["id"]]))
+    return database.count_jobs((of_experiment, [found.metadata.id]))
 
 
-def _named(database: Database, name: str) -> dict[str, Any] | None:
-    found = database.resources(_KIND)
-    return next((item for item in found if item["metadata"]["name"] == name), None)
+def _named(database: Database, name: str) -> Experiment | None:
+    found = database.resources(Experiment)
+    return next((item for item in found if item.metadata.name == name), None)
 
 
-def _store(database: Database, made: dict[str, Any]) -> dict[str, Any]:
-    metadata = made["metadata"]
+def _store(database: Database, found: Experiment) -> Experiment:
+    metadata = found.metadata
     with database.transaction():
-        other = _named(database, metadata["name"])
-        if other and other["metadata"]["id"] != metadata["id"]:
-            raise ApiError("ModelArts.2788", f"name: {metadata['name']} is taken")
-        database.put_resource(_KIND, metadata["id"], metadata["name"], made)
-    return made
+        other = _named(database, metadata.name)
+        if other and other.metadata.id != metadata.id:
+            raise ApiError("ModelArts.2788", f"name: {metadata.name} is taken")
+        database.put_resource(metadata.id, metadata.name, found)
+    return found
 
 
 ENDPOINTS = (

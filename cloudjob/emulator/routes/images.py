@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cloudjob.emulator.app import Answer, Endpoint
-from cloudjob.emulator.clock import now_ms
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Model, Page
+from cloudjob.emulator.models import Model, Page, Resource, now_ms
 from cloudjob.emulator.nodes import ImageMissing
 from cloudjob.emulator.process_nodes import ProcessRuntime
 from cloudjob.emulator.request import Request
@@ -24,6 +23,25 @@ _IMAGES = "/v1/{project_id}/images"
 _SAVE = JOB + "/tasks/{task_id}/save-image-job"
 
 
+class _Image(Resource):
+    """An image that is registered, or that the settings name."""
+
+    kind = "image"
+    id: str
+    name: str
+    namespace: str
+    tag: str
+    swr_path: str
+    arch: str = "x86_64"
+    type: str
+    status: str
+    status_message: str
+    visibility: str = "PRIVATE"
+    workspace_id: str = "0"
+    create_at: int
+    update_at: int
+
+
 class _Images(Page):
     limit: Annotated[int, Field(ge=1, le=500)] = 10
     name: Annotated[str, Field(max_length=512)] = ""
@@ -32,12 +50,12 @@ class _Images(Page):
     sort_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_,-]{1,128}$")] = "create_at"
     type: Literal["BUILD_IN", "DEDICATED"] | None = None
 
-    def matches(self, image: dict[str, Any]) -> bool:
+    def matches(self, image: _Image) -> bool:
         """Whether an image is in the requested list."""
         return (
-            self.name in ("", image["name"])
-            and self.namespace in ("", image["namespace"])
-            and self.type in (None, image["type"])
+            self.name in ("", image.name)
+            and self.namespace in ("", image.namespace)
+            and self.type in (None, image.type)
         )
 
 
@@ -45,12 +63,13 @@ def images(service: Service, request: Request) -> Any:
     """Return a page of images: the registered ones and those of the settings."""
     query, settings = request.parsed_query(_Images), service.settings
     known = dict.fromkeys([*settings.images, *(item.image for item in settings.engines)])
-    found = service.database.resources("image")
-    found += [_image(service, path, "BUILD_IN") for path in known]
+    found = service.database.resources(_Image)
+    found += [_image_at(service, path, "BUILD_IN") for path in known]
     found = list(filter(query.matches, found))
+    listed = [item.model_dump() for item in found]
     for key in reversed(query.sort_key.split(",")):
-        found.sort(key=lambda item: item.get(key, ""), reverse=query.sort_dir == "DESC")
-    shown = found[query.offset * query.limit : (query.offset + 1) * query.limit]
+        listed.sort(key=lambda item: item.get(key, ""), reverse=query.sort_dir == "DESC")
+    shown = query.of(listed)
     return {
         "current": query.offset,
         "data": shown,
@@ -68,15 +87,19 @@ def register(service: Service, request: Request) -> Any:
     return _registered(service, request.body(_Registration).swr_path)
 
 
-def _registered(service: Service, path: str) -> dict[str, Any]:
-    made = _image(service, path, "DEDICATED")
-    service.database.put_resource("image", made["id"], path, made)
-    return made
+def _registered(service: Service, path: str) -> Any:
+    image = _image_at(service, path, "DEDICATED")
+    service.database.put_resource(image.id, path, image)
+    return image.model_dump()
 
 
 def image(service: Service, request: Request) -> Any:
     """Return an image, whose status is ``ERROR`` if the engine does not have it."""
-    found = service.database.resource("image", request.path_params["image"])
+    return _named(service, request).model_dump()
+
+
+def _named(service: Service, request: Request) -> _Image:
+    found = service.database.resource(_Image, request.path_params["image"])
     if found is None:
         raise ApiError("ModelArts.2788", f"image: {request.path_params['image']} not found")
     return found
@@ -84,17 +107,16 @@ def image(service: Service, request: Request) -> Any:
 
 def sync(service: Service, request: Request) -> Any:
     """Check again whether the engine has the image."""
-    return _registered(service, image(service, request)["swr_path"])
+    return _registered(service, _named(service, request).swr_path)
 
 
 def remove(service: Service, request: Request) -> Any:
     """Remove the registration of an image."""
-    image(service, request)
-    service.database.remove_resource("image", request.path_params["image"])
+    service.database.remove_resource(_Image, _named(service, request).id)
     return {}
 
 
-def _image(service: Service, path: str, kind: str) -> dict[str, Any]:
+def _image_at(service: Service, path: str, kind: str) -> _Image:
     status = "ACTIVE"
     try:
         service.runtime.check_image(path)
@@ -102,21 +124,18 @@ def _image(service: Service, path: str, kind: str) -> dict[str, Any]:
         status = "ERROR"
     name, _, tag = path.rpartition("/")[2].partition(":")
     created_ms = now_ms()
-    return {
-        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, path)),
-        "name": name,
-        "namespace": path.rpartition("/")[0],
-        "tag": tag or "latest",
-        "swr_path": path,
-        "arch": "x86_64",
-        "type": kind,
-        "status": status,
-        "status_message": "" if status == "ACTIVE" else "the image cannot be pulled",
-        "visibility": "PRIVATE",
-        "workspace_id": "0",
-        "create_at": created_ms,
-        "update_at": created_ms,
-    }
+    return _Image(
+        id=str(uuid.uuid5(uuid.NAMESPACE_URL, path)),
+        name=name,
+        namespace=path.rpartition("/")[0],
+        tag=tag or "latest",
+        swr_path=path,
+        type=kind,
+        status=status,
+        status_message="" if status == "ACTIVE" else "the image cannot be pulled",
+        create_at=created_ms,
+        update_at=created_ms,
+    )
 
 
 class _Saving(Model):
@@ -124,6 +143,15 @@ class _Saving(Model):
     namespace: Annotated[str, Field(pattern=r"^[a-z0-9]+([._-]+[a-z0-9]+)*$", max_length=64)]
     tag: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=64)]
     description: Annotated[str, Field(max_length=512)] = ""
+
+
+class _Saved(_Saving, Resource):
+    """The progress of a task's image."""
+
+    kind = "saved-image"
+    status: str = "CREATING"
+    message: str = ""
+    create_time: int = Field(default_factory=now_ms)
 
 
 # The tasks whose images this process saves.
@@ -141,7 +169,7 @@ def save(service: Service, request: Request) -> Any:
     index = service.node(request, row)
     if isinstance(runtime, ProcessRuntime):
         raise ApiError("ModelArts.2858", "saving an image: nodes are processes")
-    if row.phase != "Running" or not row.run.get("handle"):
+    if row.phase != "Running" or not row.run.handle:
         raise ApiError("ModelArts.2858", f"saving an image: the job is {row.phase}")
     requested = request.body(_Saving)
     image = f"{requested.namespace}/{requested.name}:{requested.tag}"
@@ -153,23 +181,24 @@ def save(service: Service, request: Request) -> Any:
         if task in _saving:
             raise ApiError("ModelArts.2858", "saving an image: this task is being saved")
         _saving.add(task)
-    made = {**requested.model_dump(), "status": "CREATING", "message": "", "create_time": now_ms()}
-    service.database.put_resource("saved-image", task, image, made)
+    progress = _Saved(**requested.model_dump())
+    answer = progress.model_dump()
+    service.database.put_resource(task, image, progress)
 
     def run() -> None:
         scratch = service.folder
-        done = {**made, "status": "CREATE_FAILED"}
+        progress.status = "CREATE_FAILED"
         try:
-            runtime.save_image(row.run["handle"], index, scratch, image)
-            done["status"] = "ACTIVE"
+            runtime.save_image(row.run.handle, index, scratch, image)
+            progress.status = "ACTIVE"
         except (CloudJobError, tarfile.TarError, OSError) as error:
-            done["message"] = str(error)
+            progress.message = str(error)
         finally:
-            service.database.put_resource("saved-image", task, image, done)
+            service.database.put_resource(task, image, progress)
             _saving.discard(task)
 
     threading.Thread(target=run, name="save-image", daemon=True).start()
-    return made
+    return answer
 
 
 def saved(service: Service, request: Request) -> Any:
@@ -177,12 +206,12 @@ def saved(service: Service, request: Request) -> Any:
     row = service.job(request)
     task = f"{row.id}/{service.node(request, row)}"
     is_saving = task in _saving
-    found = service.database.resource("saved-image", task)
+    found = service.database.resource(_Saved, task)
     if found is None:
         raise ApiError("ModelArts.2858", "no image of this task was saved")
-    if found["status"] == "CREATING" and not is_saving:
-        found.update(status="CREATE_FAILED", message="the emulator was restarted meanwhile")
-    return found
+    if found.status == "CREATING" and not is_saving:
+        found.status, found.message = "CREATE_FAILED", "the emulator was restarted meanwhile"
+    return found.model_dump()
 
 
 class _Tags(Page):

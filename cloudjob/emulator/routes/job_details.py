@@ -10,8 +10,8 @@ from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import Condition, JobRow
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.job_context import JobContext
-from cloudjob.emulator.models import Model, Offset, Order, Page, Query, Time
-from cloudjob.emulator.obs import ObsError
+from cloudjob.emulator.models import Model, Offset, Order, Page, Query, RunRecord, Time, task_of
+from cloudjob.emulator.obs.client import ObsError
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.service import JOB, PROJECT, Service
 from cloudjob.model.times import rfc3339
@@ -86,7 +86,7 @@ def log_lines(service: Service, request: Request) -> Any:
 def metrics(service: Service, request: Request) -> Any:
     """Return percentages, one per minute; -1 for unknown, 204 if there are none yet."""
     row = service.job(request)
-    found = service.database.metrics(row.id, f"worker-{service.node(request, row)}")
+    found = service.database.metrics(row.id, task_of(service.node(request, row)))
     if not found:
         raise ApiError("ModelArts.2777")
     values = {
@@ -156,11 +156,11 @@ def tasks(service: Service, request: Request) -> Any:
     """Return the host of each task for each time that it was scheduled."""
     row = service.job(request)
     schedule_count = request.parsed_query(_Tasks).schedule_count
-    count = int(row.run.get("attempt", 0)) + 1 if row.start_ms else 0
+    count = row.run.attempt + 1 if row.start_ms else 0
     return [
-        {**task, "schedule_count": time}
+        {**task.model_dump(), "schedule_count": time}
         for time in range(1, count + 1)
-        for task in row.run.get("task_ips") or ()
+        for task in row.run.task_ips
         if schedule_count in (None, time)
     ]
 
@@ -168,16 +168,15 @@ def tasks(service: Service, request: Request) -> Any:
 def stages(service: Service, request: Request) -> Any:
     """Return the stages of each attempt."""
     row = service.job(request)
-    records = row.run.get("running_records") or []
     shown = [
         {"record_order": order, "stages": _stages(row, record)}
-        for order, record in enumerate(records)
+        for order, record in enumerate(row.run.running_records)
     ]
     return {"total_count": len(shown), "running_records": shown}
 
 
-def _stages(row: JobRow, record: dict[str, Any]) -> list[dict[str, Any]]:
-    start, end = int(record["start_at"]) * 1000, int(record.get("end_at") or 0) * 1000
+def _stages(row: JobRow, record: RunRecord) -> list[dict[str, Any]]:
+    start, end = record.start_at * 1000, (record.end_at or 0) * 1000
     times = (("Queuing", row.create_ms, start), ("Running", start, end))
     return [
         {
@@ -208,8 +207,7 @@ def report(service: Service, request: Request) -> Any:
     """Record a task's report as an event."""
     row = service.job(request)
     index, kind = service.node(request, row), request.path_params["report_type"]
-    message = f"[worker-{index}] {kind}: {request.body(_Report).type}"
-    service.database.add_event(row.id, message, source="Task")
+    JobContext(row.id, service).task_event(index, f"{kind}: {request.body(_Report).type}")
     return {}
 
 

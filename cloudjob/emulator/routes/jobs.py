@@ -11,26 +11,28 @@ from pydantic import BeforeValidator, Field
 
 from cloudjob.emulator import models, views
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.clock import now_ms
-from cloudjob.emulator.database import UNFINISHED, Condition, JobRow, StopRequest
+from cloudjob.emulator.database import UNFINISHED, Condition, JobRow, Phase, StopRequest
 from cloudjob.emulator.errors import ApiError
 from cloudjob.emulator.models import (
     UNSORTABLE,
+    Algorithm,
     Description,
     Items,
+    Job,
     Model,
     Offset,
     Query,
+    Run,
     SchedulePolicy,
-    TagList,
+    now_ms,
 )
-from cloudjob.emulator.obs import ObsError
+from cloudjob.emulator.obs.client import ObsError
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.routes import authorizations, experiments
+from cloudjob.emulator.routes import algorithms, authorizations, experiments
 from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
 from cloudjob.emulator.staging import check_code_limits
 
-STOPPABLE = ("Creating", "Pending", "Running")
+STOPPABLE: tuple[Phase, ...] = ("Creating", "Pending", "Running")
 # Keys to sort and filter by -> columns.
 _SORTS = {
     "create_time": "create_ms",
@@ -65,49 +67,52 @@ def create(service: Service, request: Request) -> Any:
     """Create a job and put it into the queue."""
     body, user = request.json(), service.user(request)
     authorizations.check(service, user.id)
-    job = models.job(body, _algorithm(service, body.get("algorithm")), service.settings)
-    tags = request.body(TagList).by_key()
+    job = models.job(_with_algorithm(service, body), service.settings)
+    tags = models.by_key(job.tags)
     _check_obs(service, job)
     with service.database.transaction():
         # In one transaction, so that only one of several simultaneous requests gets the name.
         _check_room(service, job)
-        experiments.refer(service.database, job["metadata"])
+        job.metadata.training_experiment_reference = experiments.joined(
+            service.database, job.metadata.training_experiment_reference
+        )
         row = _row(job, user.name)
-        service.database.add_job(row, models.output_urls(job), tags)
+        service.database.add_job(row, job.output_urls(), tags)
         service.database.add_event(row.id, "Training job created.")
     service.scheduler.wake()
     return views.job(row, service.settings)
 
 
-def _algorithm(service: Service, requested: Any) -> dict[str, Any] | None:
+def _with_algorithm(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a request with the values of the algorithm that it names, if any."""
+    requested = body.get("algorithm")
     if not isinstance(requested, dict) or not (
         requested.get("subscription_id") or requested.get("id")
     ):
-        return None
-    found = service.database.resource("algorithm", str(requested.get("id")))
+        return body
+    found = service.database.resource(algorithms.Algorithm, str(requested.get("id")))
     if found is None or requested.get("subscription_id"):
         raise ApiError("ModelArts.2755")
-    return found
+    merged = models.with_algorithm(requested, found.metadata.name, found.job_config)
+    return {**body, "algorithm": merged}
 
 
-def _check_room(service: Service, job: dict[str, Any]) -> None:
-    metadata = job["metadata"]
-    if service.database.has_name(metadata["name"], metadata["workspace_id"]):
-        raise ApiError("ModelArts.2751", metadata["name"])
-    used = service.database.output_in_use(models.output_urls(job))
+def _check_room(service: Service, job: Job) -> None:
+    if service.database.has_name(job.metadata.name, job.metadata.workspace_id):
+        raise ApiError("ModelArts.2751", job.metadata.name)
+    used = service.database.output_in_use(job.output_urls())
     if used:
         raise ApiError("ModelArts.2753", f"Other running job contain {used}")
     if service.database.count_jobs(UNFINISHED) >= service.settings.max_jobs:
         raise ApiError("ModelArts.0118", "number of training jobs")
 
 
-def _check_obs(service: Service, job: dict[str, Any]) -> None:
-    algorithm, log = job["algorithm"], job["spec"]["log_export_path"].get("obs_url")
+def _check_obs(service: Service, job: Job) -> None:
+    algorithm, log = job.algorithm, job.spec.log_export_path.obs_url
     try:
-        if algorithm["code_dir"]:
+        if algorithm.code_dir:
             _check_code(service, algorithm)
-        channels = [*algorithm["inputs"], *algorithm["outputs"]]
-        urls = [item["remote"]["obs"]["obs_url"] for item in channels]
+        urls = [item.url for item in algorithm.channels]
         for url in [*urls, log] if log else urls:
             if not service.obs.has_bucket(models.place(url).bucket):
                 raise ApiError("ModelArts.2791", f"{url}, reason: the bucket does not exist")
@@ -115,39 +120,39 @@ def _check_obs(service: Service, job: dict[str, Any]) -> None:
         raise ApiError("ModelArts.0010") from error
 
 
-def _check_code(service: Service, algorithm: dict[str, Any]) -> None:
-    settings, code = service.settings, models.place(algorithm["code_dir"])
+def _check_code(service: Service, algorithm: Algorithm) -> None:
+    settings, code = service.settings, models.place(algorithm.code_dir)
     if not service.obs.has_bucket(code.bucket):
-        raise ApiError("ModelArts.2757", f"{algorithm['code_dir']}: no such bucket")
+        raise ApiError("ModelArts.2757", f"{algorithm.code_dir}: no such bucket")
     found = service.obs.list(code.bucket, code.prefix, limit=settings.code_limit_files * 2 + 2)
     check_code_limits(found, settings)
     if not found:
-        raise ApiError("ModelArts.2757", f"{algorithm['code_dir']} is empty")
-    boot = algorithm["boot_file"]
+        raise ApiError("ModelArts.2757", f"{algorithm.code_dir} is empty")
+    boot = algorithm.boot_file
     if boot and models.place(boot).key not in {item.key for item in found}:
         raise ApiError("ModelArts.2758", f"{boot} does not exist")
 
 
-def _row(job: dict[str, Any], user_name: str) -> JobRow:
-    resource, policy = job["spec"]["resource"], job["spec"].get("schedule_policy") or {}
+def _row(job: Job, user_name: str) -> JobRow:
+    resource, policy = job.spec.resource, job.spec.schedule_policy or SchedulePolicy()
     return JobRow(
         id=str(uuid.uuid4()),
-        name=job["metadata"]["name"],
-        workspace=job["metadata"]["workspace_id"],
-        kind=job["kind"],
+        name=job.metadata.name,
+        workspace=job.metadata.workspace_id,
+        kind=job.kind,
         phase="Creating",
         secondary="Creating",
-        priority=policy.get("priority", 1),
-        algorithm_name=str(job["algorithm"].get("name") or ""),
+        priority=policy.priority or 1,
+        algorithm_name=str(job.algorithm.name or ""),
         user_name=user_name,
         create_ms=now_ms(),
         start_ms=0,
         end_ms=0,
-        nodes=resource["node_count"],
-        pool=resource.get("pool_id") or "",
+        nodes=resource.node_count,
+        pool=resource.pool_id or "",
         stop_request=StopRequest.NONE,
         body=job,
-        run={},
+        run=Run(),
     )
 
 
@@ -173,14 +178,14 @@ def change(service: Service, request: Request) -> Any:
     requested = request.body(_Change)
     body = row.body
     if requested.description is not None:
-        body["metadata"]["description"] = requested.description
+        body.metadata.description = requested.description
     values: dict[str, Any] = {}
     policy = requested.spec.schedule_policy
     if policy.priority is not None:
         if row.is_final:
             raise ApiError("ModelArts.2788", f"schedule_policy: the job is {row.phase}")
-        known = body["spec"].get("schedule_policy") or {}
-        body["spec"]["schedule_policy"] = {**known, **policy.model_dump()}
+        known = body.spec.schedule_policy or SchedulePolicy()
+        body.spec.schedule_policy = known.model_copy(update=policy.model_dump())
         values["priority"] = policy.priority
     service.database.update_job(row.id, body=body, **values)
     return show(service, request)

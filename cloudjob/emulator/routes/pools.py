@@ -72,7 +72,7 @@ def workloads(service: Service, request: Request) -> Any:
             "jobName": row.name,
             "uid": row.id,
             "jobUUID": row.id,
-            "flavor": row.body["spec"]["resource"].get("flavor_id") or "",
+            "flavor": row.body.spec.resource.flavor_id or "",
             "status": row.phase,
             "userName": row.user_name,
             "priority": str(row.priority),

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import Condition
 from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import TAGS, Items, Model, Page, Tag, TagList
+from cloudjob.emulator.models import TAGS, Items, Model, Page, Tag, by_key
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.routes.jobs import TagFilters, tag_conditions
 from cloudjob.emulator.service import PROJECT, Service
@@ -34,12 +34,12 @@ def all_tags(service: Service, request: Request) -> Any:
     return {"tags": [{"key": key, "values": values} for key, values in found.items()]}
 
 
-class _Tags(TagList):
+class _Tags(Model):
     tags: Annotated[Items[Tag], Field(min_length=1)]
 
 
 def add(service: Service, request: Request) -> Any:
-    row, requested = service.job(request), request.body(_Tags).by_key()
+    row, requested = service.job(request), by_key(request.body(_Tags).tags)
     with service.database.transaction():
         if len({**dict(service.database.tags(row.id)), **requested}) > TAGS:
             raise ApiError("ModelArts.2788", f"tags: at most {TAGS}")

@@ -38,7 +38,8 @@ def attempt(runtime: Runtime) -> Attempt:
 
 
 def row(request: StopRequest) -> Any:
-    return SimpleNamespace(stop_request=request, start_ms=0, body={"spec": {}})
+    body = SimpleNamespace(spec=SimpleNamespace(auto_stop=None))
+    return SimpleNamespace(stop_request=request, start_ms=0, body=body)
 
 
 def test_a_failed_node_ends_the_others_once(attempt: Attempt, runtime: Runtime):
@@ -54,7 +55,7 @@ def test_a_job_that_is_deleted_is_killed_at_once(
 ):
     """Also while its nodes have their grace period, because one of them has failed."""
     attempt._supervise("handle", states)
-    attempt._is_stop_requested(row(StopRequest.DELETE))
+    attempt._heed_stop(row(StopRequest.DELETE))
     attempt._supervise("handle", states)
 
     assert runtime.stops[-1:] == [True]
@@ -62,7 +63,7 @@ def test_a_job_that_is_deleted_is_killed_at_once(
 
 def test_a_stopped_job_has_its_grace_period(attempt: Attempt, runtime: Runtime):
     for _ in range(3):
-        assert attempt._is_stop_requested(row(StopRequest.STOP))
+        attempt._heed_stop(row(StopRequest.STOP))
         attempt._supervise("handle", [RUNS, RUNS])
     # A node that fails because of that is no reason to tell the others again.
     attempt._supervise("handle", [RUNS, FAILED])

@@ -132,7 +132,7 @@ def test_commands_report_that_no_emulator_is_running(tmp_path: Path):
 @pytest.mark.parametrize("missing", ["weed", "boto3", "uvicorn"])
 def test_a_missing_part_of_the_extra_is_named_with_a_hint(tmp_path: Path, missing: str):
     code = (
-        "import sys, cloudjob.emulator.daemon as daemon, cloudjob.emulator.seaweedfs as weed\n"
+        "import sys, cloudjob.emulator.daemon as daemon, cloudjob.emulator.obs.seaweedfs as weed\n"
         "from pathlib import Path\n"
         "from cloudjob.errors import BackendError\n"
         f"folder = Path({str(tmp_path)!r})\n"

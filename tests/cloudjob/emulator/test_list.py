@@ -22,12 +22,12 @@ JOB_COUNT = 10_000
 def fill(api: Api, count: int) -> None:
     """Add ended jobs to the database of a running emulator."""
     database = Database(Path(api.home, "emulator", "state.db"))
-    body = models.job(api.body("true"), None, defaults())
+    body = models.job(api.body("true"), defaults())
     with database.transaction():
         for index in range(count):
             phase = ("Completed", "Failed", "Terminated")[index % 3]
             name = f"old-{index:05d}"
-            body["metadata"]["name"] = name
+            body.metadata.name = name
             row = JobRow(
                 id=f"{index:08d}-0000-0000-0000-000000000000",
                 name=name,
@@ -45,7 +45,7 @@ def fill(api: Api, count: int) -> None:
                 pool="",
                 stop_request=StopRequest.NONE,
                 body=body,
-                run={},
+                run=models.Run(),
             )
             database.add_job(row, (), {})
     database.close()
@@ -192,7 +192,8 @@ def test_a_database_of_an_earlier_version_is_read(tmp_path: Path):
         pass
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("ALTER TABLE jobs RENAME COLUMN stop_request TO is_stopping")
-        values = ("i", "n", "0", "job", "Running", "", 1, "", "u", 1, 1, 1, 1, "", 2, "{}", "{}")
+        body = '{"metadata": {"name": "n"}}'
+        values = ("i", "n", "0", "job", "Running", "", 1, "", "u", 1, 1, 1, 1, "", 2, body, "{}")
         connection.execute(f"INSERT INTO jobs VALUES ({', '.join('?' * len(values))})", values)
         connection.commit()
 

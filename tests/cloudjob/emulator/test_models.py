@@ -41,7 +41,7 @@ def obs(url: str, name: str = "data_url", **more: Any) -> dict[str, Any]:
 
 def completed(**changes: Any) -> Any:
     """Return the body with all defaults, after its validation."""
-    return models.job(body(**changes), None, SETTINGS)
+    return models.job(body(**changes), SETTINGS).model_dump()
 
 
 @pytest.mark.parametrize(
@@ -191,38 +191,31 @@ def test_a_dedicated_pool_has_its_own_flavors():
         {"pool_id": "pool-emulator", "flavor_id": "modelarts.pool.visual.2xlarge"},
         {"pool_id": "pool-emulator"},
     ):
-        made = models.job(body(spec__resource=resource), None, SETTINGS)
-        assert made["spec"]["resource"]["node_count"] == 1
-    flavor = models.flavor_of(
-        completed(
-            spec__resource={
-                "pool_id": "pool-emulator",
-                "flavor_id": "modelarts.pool.visual.4xlarge",
-            }
-        ),
-        SETTINGS,
-    )
-    assert flavor.cards == 4
+        made = models.job(body(spec__resource=resource), SETTINGS)
+        assert made.spec.resource.node_count == 1
+    resource = {"pool_id": "pool-emulator", "flavor_id": "modelarts.pool.visual.4xlarge"}
+    job = models.job(body(spec__resource=resource), SETTINGS)
+    assert job.flavor(SETTINGS).cards == 4
 
 
 def test_an_algorithm_supplies_what_the_job_omits():
-    algorithm = {
-        "metadata": {"id": "1", "name": "algo"},
-        "job_config": {
+    config = models.AlgorithmConfig.model_validate(
+        {
             "code_dir": "/bkt/code/",
             "boot_file": "/bkt/code/t.py",
             "engine": PRESET,
             "parameters": [{"name": "a", "value": "1"}, {"name": "b", "value": "2"}],
             "inputs": [{"name": "data_url"}],
             "outputs": [],
-        },
-    }
-    request = body(algorithm={"id": "1", "parameters": [{"name": "b", "value": "9"}]})
-    made = models.job(request, algorithm, SETTINGS)["algorithm"]
+        }
+    )
+    own = {"id": "1", "parameters": [{"name": "b", "value": "9"}]}
+    request = body(algorithm=models.with_algorithm(own, "algo", config))
+    algorithm = models.job(request, SETTINGS).algorithm
 
-    assert made["boot_file"] == "/bkt/code/t.py"
-    assert made["name"] == "algo"
-    assert {item["name"]: item["value"] for item in made["parameters"]} == {"a": "1", "b": "9"}
+    assert algorithm.boot_file == "/bkt/code/t.py"
+    assert algorithm.name == "algo"
+    assert {item.name: item.value for item in algorithm.parameters} == {"a": "1", "b": "9"}
 
 
 FULL = body(
@@ -264,7 +257,8 @@ def test_any_value_at_any_key_is_accepted_or_refused(path: tuple[Any, ...], valu
         at = at[key]
     at[path[-1]] = value
     with contextlib.suppress(ApiError):
-        job = models.job(made, None, SETTINGS)
-        models.output_urls(job)
-        models.retries(job)
-        models.flavor_of(job, SETTINGS)
+        job = models.job(made, SETTINGS)
+        job.output_urls()
+        job.flavor(SETTINGS)
+        assert job.metadata.retries in range(4)
+        assert models.Job.model_validate_json(job.model_dump_json()) == job

@@ -42,7 +42,6 @@ def row(nodes: int = 2, flavor: str = "modelarts.vm.cpu.2u", **algorithm: Any) -
             "algorithm": given,
             "spec": {"resource": {"flavor_id": flavor, "node_count": nodes}},
         },
-        None,
         SETTINGS,
     )
     return JobRow(
@@ -62,7 +61,7 @@ def row(nodes: int = 2, flavor: str = "modelarts.vm.cpu.2u", **algorithm: Any) -
         "",
         StopRequest.NONE,
         job,
-        {},
+        models.Run(),
     )
 
 

@@ -20,7 +20,8 @@ from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob.emulator import daemon, obs_keys
+from cloudjob.emulator import daemon
+from cloudjob.emulator.obs.names import client_names, stored_name
 from jobentry.contract import sigv4
 from jobentry.contract.sigv4 import Keys
 from tests.support.emulator import Api, await_true, new_name, s3_client
@@ -313,11 +314,11 @@ def test_a_form_cannot_write_what_its_user_may_not(api: Api, s3: Any, name: str)
 
 @given(st.text().filter(lambda key: not set(key) & set("\ue000\ue001\ue002\ue003")))
 def test_the_stored_name_of_any_object_can_be_turned_back(key: str):
-    stored = obs_keys.stored_name(key)
+    stored = stored_name(key)
     *folders, _ = stored.split("/")
 
-    assert obs_keys.client_names(stored.encode()).decode() == key
-    assert obs_keys.client_names(quote(stored, safe="").encode()).decode() == quote(key, safe="")
+    assert client_names(stored.encode()).decode() == key
+    assert client_names(quote(stored, safe="").encode()).decode() == quote(key, safe="")
     assert "\\" not in stored
     assert not {"", ".", ".."} & set(folders)
     assert all(len(part.encode()) <= 255 for part in stored.split("/"))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cloudjob.emulator import daemon
 from cloudjob.emulator.database import Database
+from cloudjob.emulator.models import Resource
 from cloudjob.emulator.server import ENDPOINTS
 from cloudjob.emulator.state import CONTROL_PREFIX
 from cloudjob.errors import UsageError
@@ -418,6 +419,13 @@ def test_a_task_of_many_digits_is_refused(queued: tuple[Api, str]):
         assert (status, answer["error_code"]) == (400, "ModelArts.2788")
 
 
+class Note(Resource):
+    """Something to store."""
+
+    kind = "note"
+    text: str = ""
+
+
 def test_a_transaction_that_cannot_be_committed_leaves_nothing_open(tmp_path: Path):
     """Later changes would belong to the open transaction and be lost when the process ends."""
     path = tmp_path / "state.db"
@@ -427,22 +435,22 @@ def test_a_transaction_that_cannot_be_committed_leaves_nothing_open(tmp_path: Pa
     with pytest.raises(sqlite3.IntegrityError), database.transaction():
         database._execute("INSERT INTO t VALUES ('x')")
     with database.transaction():
-        database.put_resource("image", "1", "1", {})
+        database.put_resource("1", "1", Note(text="x"))
 
-    assert Database(path).resource("image", "1") == {}
+    assert Database(path).resource(Note, "1") == Note(text="x")
 
 
 def test_a_full_disk_loses_nothing_that_was_stored_and_ends_with_the_space(tmp_path: Path):
     database = Database(tmp_path / "state.db")
-    database.put_resource("image", "1", "1", {})
+    database.put_resource("1", "1", Note())
     pages = database._rows("PRAGMA page_count")[0][0]
     database._execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(sqlite3.OperationalError, match="full"), database.transaction():
-        database.put_resource("image", "2", "2", {"text": "x" * 100_000})
+        database.put_resource("2", "2", Note(text="x" * 100_000))
     database._execute("PRAGMA max_page_count = 100000")
-    database.put_resource("image", "3", "3", {})
+    database.put_resource("3", "3", Note())
 
-    assert len(Database(tmp_path / "state.db").resources("image")) == 2
+    assert len(Database(tmp_path / "state.db").resources(Note)) == 2
 
 
 def test_a_locked_database_is_an_error_that_ends_with_the_lock(queued: tuple[Api, str]):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.emulator import seaweedfs
+from cloudjob.emulator.obs import seaweedfs
 from tests.support.emulator import await_true
 
 

@@ -14,18 +14,22 @@ import httpx
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from cloudjob.emulator import obs_keys, obs_request
 from cloudjob.emulator.http_server import is_from_here, target_of
-from cloudjob.emulator.obs_body import Chunks, keys_to_delete, with_digest
-from cloudjob.emulator.obs_request import (
+from cloudjob.emulator.obs.body import Chunks, held, keys_to_delete, with_digest
+from cloudjob.emulator.obs.names import client_names, stored_parameter
+from cloudjob.emulator.obs.request import (
     SIGNED_CHUNKS,
     UNSIGNED_CHUNKS,
     Headers,
     ObsRequest,
     Refusal,
     Refused,
+    message_of,
+    read,
+    stored_path,
+    stored_source,
 )
-from cloudjob.emulator.obs_signatures import ObsSignatures, Signer, check_permission
+from cloudjob.emulator.obs.signatures import ObsSignatures, Signer, check_permission
 from cloudjob.emulator.state import User
 from jobentry.contract import sigv4
 from jobentry.contract.sigv4 import Keys
@@ -110,9 +114,9 @@ class Proxy:
         if request.method == "OPTIONS" or not is_from_here(request.headers, self._addresses):
             raise Refused(_FOREIGN.status, _FOREIGN.code, _FOREIGN.message)
         target = target_of(request.scope)
-        message = obs_request.message_of(request.method, target, request.headers.raw)
+        message = message_of(request.method, target, request.headers.raw)
         signer = self._signatures.signer(message)
-        wanted = obs_request.read(message)
+        wanted = read(message)
         check_permission(wanted, signer.user)
         return wanted, signer
 
@@ -149,7 +153,7 @@ async def _with_body(
     body: AsyncIterator[bytes] = request.stream()
     is_coded = wanted.payload.startswith("STREAMING-")
     if not is_coded and wanted.payload != sigv4.UNSIGNED:
-        body = with_digest(body, wanted.payload)
+        body = held(with_digest(body, wanted.payload))
     if wanted.names_many:
         content = keys_to_delete(await _small(body))
         for name in [name for name in headers if "checksum" in name or name == "content-md5"]:
@@ -175,9 +179,9 @@ def _signed(wanted: ObsRequest, content: Any, keys: Keys) -> httpx.Request:
     """Return the request to the server, signed with its keys."""
     headers = dict(wanted.headers)
     if wanted.source:
-        headers["x-amz-copy-source"] = obs_request.stored_source(wanted.source)
-    query = [(name, obs_keys.stored_parameter(name, value)) for name, value in wanted.query]
-    path = obs_request.stored_path(wanted)
+        headers["x-amz-copy-source"] = stored_source(wanted.source)
+    query = [(name, stored_parameter(name, value)) for name, value in wanted.query]
+    path = stored_path(wanted)
     # SeaweedFS refuses unsigned S3 headers.
     covered = {name: headers[name] for name in headers if name.startswith("x-amz-")}
     covered["host"] = headers.pop("host")
@@ -239,7 +243,7 @@ def _without_chunks(
     headers.pop("transfer-encoding", "")
     if not trailer:
         headers["content-length"] = size
-        return _changed(wanted, headers), chunks.plain()
+        return _changed(wanted, headers), held(chunks.plain())
     headers.update({"x-amz-trailer": trailer, "x-amz-decoded-content-length": size})
     return _changed(wanted, headers, UNSIGNED_CHUNKS), chunks.coded()
 
@@ -256,7 +260,7 @@ async def _answer_of(wanted: ObsRequest, user: User, response: httpx.Response) -
         content = await response.aread()
         if not wanted.bucket and response.status_code == 200:
             content = _visible(content, user)
-        answer = Response(obs_keys.client_names(content), response.status_code)
+        answer = Response(client_names(content), response.status_code)
         length = answer.headers["content-length"]
         headers = _passed_on(response.headers.raw, b"content-length")
         answer.raw_headers = [*headers, (b"content-length", length.encode())]

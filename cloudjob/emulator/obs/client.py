@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from cloudjob.emulator.models import Place
 from jobentry.contract.sigv4 import Keys
+from jobentry.system.trees import folder_below, open_file_below
 
 # The bucket for logs of jobs that do not name a place for their logs.
 LOG_BUCKET = "modelarts-emulator-logs"
@@ -137,13 +137,13 @@ class Obs:
         def put(name: str) -> int:
             path = folder / name
             try:
-                file = os.fdopen(_open_below(root, path, os.O_NONBLOCK), "rb")
+                descriptor = open_file_below(str(root), str(path.relative_to(root)))
             except OSError:
                 return -1  # a link, or a file that has just been renamed
-            with file:
-                found = os.fstat(file.fileno())
+            with os.fdopen(descriptor, "rb") as file:
+                found = os.fstat(descriptor)
                 state = (found.st_size, found.st_mtime_ns)
-                if not stat.S_ISREG(found.st_mode) or known.get(str(path)) == state:
+                if known.get(str(path)) == state:
                     return -1
                 with _translate_errors():
                     self._client.upload_fileobj(file, place.bucket, place.prefix + name)
@@ -170,39 +170,16 @@ class Obs:
 
 def _files(root: Path, folder: Path) -> Iterator[str]:
     """Yield the regular files below a folder, as relative paths."""
-    try:
-        start = _open_below(root, folder, os.O_DIRECTORY)
-    except OSError:
-        return
-    try:
+    with (
+        contextlib.suppress(OSError),
+        folder_below(str(root), str(folder.relative_to(root))) as start,
+    ):
         for inside, _, names, directory in os.fwalk(".", dir_fd=start):
             for name in sorted(names):
                 with contextlib.suppress(OSError):
                     found = os.stat(name, dir_fd=directory, follow_symlinks=False)
                     if stat.S_ISREG(found.st_mode):
                         yield os.path.normpath(f"{inside}/{name}")
-    finally:
-        os.close(start)
-
-
-def _open_below(root: Path, path: Path, flags: int) -> int:
-    """Open a file or folder below ``root`` without following symbolic links.
-
-    Raises:
-        OSError: It does not exist, or a part of its path is a link.
-    """
-    enter = os.O_DIRECTORY
-    if sys.platform == "linux":
-        enter |= os.O_PATH
-    found = os.open(root, enter)
-    *folders, last = path.relative_to(root).parts
-    for name, how in (*((name, enter) for name in folders), (last, flags)):
-        try:
-            inner = os.open(name, how | os.O_NOFOLLOW, dir_fd=found)
-        finally:
-            os.close(found)
-        found = inner
-    return found
 
 
 def _is_below(path: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from cloudjob.emulator import obs_keys
+from cloudjob.emulator.obs.names import is_reserved, stored_name
 from jobentry.contract import sigv4
 
 Headers = list[tuple[bytes, bytes]]
@@ -239,13 +239,13 @@ def read(message: Message) -> ObsRequest:
 
 def stored_path(request: ObsRequest) -> str:
     """Return the path of a request with the object store's names, encoded."""
-    key = obs_keys.stored_name(request.key) if request.key else ""
+    key = stored_name(request.key) if request.key else ""
     return sigv4.encoded(f"/{request.bucket}" + (f"/{key}" if key else ""), safe="/")
 
 
 def stored_source(source: Source) -> str:
     """Return the source of a copy with the object store's names, encoded."""
-    path = sigv4.encoded(f"/{source.bucket}/{obs_keys.stored_name(source.key)}", safe="/")
+    path = sigv4.encoded(f"/{source.bucket}/{stored_name(source.key)}", safe="/")
     return f"{path}?versionId={sigv4.encoded(source.version)}" if source.version else path
 
 
@@ -271,7 +271,7 @@ def _check_names(bucket: str, key: str) -> None:
         raise Refused(400, "InvalidBucketName", "The specified bucket is not valid.")
     if len(key.encode()) > _KEY_BYTES:
         raise Refused(400, "KeyTooLongError", "Your key is too long.")
-    if obs_keys.is_reserved(key):
+    if is_reserved(key):
         raise Refused(400, "InvalidURI", "Couldn't parse the specified URI.")
 
 

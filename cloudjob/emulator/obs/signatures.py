@@ -11,10 +11,10 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from cloudjob.emulator.auth import SKEW_S
+from cloudjob.emulator.auth import SKEW_S, Credential, credential
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.obs_body import ChunkKey
-from cloudjob.emulator.obs_request import (
+from cloudjob.emulator.obs.body import ChunkKey
+from cloudjob.emulator.obs.request import (
     OF_SIGNATURE,
     PAYLOAD,
     SIGNATURES,
@@ -88,22 +88,20 @@ class ObsSignatures:
             found = _signature_of(message)
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise _denied(_UNREADABLE) from error
-        key = self._database.key(found.access)
-        user = self._account.user(key.user) if key else self._account.user_of_key(found.access)
-        if user is None:
+        owner = credential(self._account, self._database, found.access)
+        if owner is None:
             raise Refused(403, "InvalidAccessKeyId", "The access key does not exist.")
-        if key:
-            self._check_token(message, key.token, key.expires_s)
-        secret = key.secret if key else user.keys.secret_key
-        self._check(found, secret, message)
-        return Signer(user, _chunk_key(found, secret, message))
+        if owner.token:
+            self._check_token(message, owner)
+        self._check(found, owner.secret, message)
+        return Signer(owner.user, _chunk_key(found, owner.secret, message))
 
-    def _check_token(self, message: Message, token: str, expires_s: float) -> None:
+    def _check_token(self, message: Message, owner: Credential) -> None:
         values = {**message.parameters(), **message.headers}
         given = next((values[name] for name in TOKENS if name in values), "")
-        if not secrets.compare_digest(given.encode(), token.encode()):
+        if not secrets.compare_digest(given.encode(), owner.token.encode()):
             raise Refused(403, "InvalidToken", "The provided token is malformed or invalid.")
-        if expires_s <= self._clock():
+        if owner.expires_s <= self._clock():
             raise Refused(403, "ExpiredToken", "The provided token has expired.")
 
     def _check(self, found: _Signature, secret: str, message: Message) -> None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from cloudjob.emulator import obs_keys
-from cloudjob.emulator.obs_request import Refused
+from cloudjob.emulator.obs.names import is_reserved, stored_name
+from cloudjob.emulator.obs.request import Refused
 
 _EMPTY = hashlib.sha256().hexdigest()
 _LINE_BYTES = 8192
@@ -36,25 +36,35 @@ class ChunkKey(NamedTuple):
     scope: str
 
 
+async def held(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield pieces; the last one waits until ``pieces`` has ended, and so accepted the whole.
+
+    A store that never gets the last piece stores nothing.
+    """
+    last = b""
+    async for piece in pieces:
+        if piece:
+            if last:
+                yield last
+            last = piece
+    if last:
+        yield last
+
+
 async def with_digest(body: AsyncIterator[bytes], digest: str) -> AsyncIterator[bytes]:
-    """Yield a body, whose last piece waits until the digest of the whole is known to be right.
+    """Yield a body, and check its digest at the end, which SeaweedFS does not.
 
     Raises:
         Refused: The body is another one.
     """
-    found, held = hashlib.sha256(), b""
+    found = hashlib.sha256()
     async for piece in body:
         found.update(piece)
-        if piece:
-            if held:
-                yield held
-            held = piece
+        yield piece
     if found.hexdigest() != digest:
         raise Refused(
             400, "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' does not match."
         )
-    if held:
-        yield held
 
 
 @dataclass(slots=True)
@@ -80,16 +90,10 @@ class Chunks:
         Raises:
             Refused: The body is invalid, or the signature of a chunk is wrong.
         """
-        held = b""
         async for data in self._pieces():
-            if held:
-                yield held
-            held = data
+            yield data
         if await self._line():
             raise _incomplete()
-        # The last piece waits until everything is known to be right.
-        if held:
-            yield held
 
     async def coded(self) -> AsyncIterator[bytes]:
         """Yield the content in chunks without signatures, with its trailer.
@@ -194,9 +198,9 @@ def keys_to_delete(body: bytes) -> bytes:
 def _object(item: ElementTree.Element) -> str:
     texts = {_tag(inner): inner.text or "" for inner in item}
     key, version = texts.get("Key", ""), texts.get("VersionId", "")
-    if not key or len(texts) != len(item) or obs_keys.is_reserved(key):
+    if not key or len(texts) != len(item) or is_reserved(key):
         raise _malformed()
-    text = f"<Key>{escape(obs_keys.stored_name(key))}</Key>"
+    text = f"<Key>{escape(stored_name(key))}</Key>"
     if version:
         text += f"<VersionId>{escape(version)}</VersionId>"
     return f"<Object>{text}</Object>"
