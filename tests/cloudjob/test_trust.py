@@ -295,6 +295,27 @@ def test_an_output_of_a_stranger_is_not_read_from_this_machine(
     assert not Path("results").exists()
 
 
+@pytest.mark.parametrize("args", [["--epochs"], 1e308])
+def test_a_description_chooses_no_folder_that_is_searched_for_a_hint(
+    args: Any, reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """A hint about a file or a module that a job did not find looks into the job's source."""
+    store, private = tmp_path / "store", tmp_path / "private"
+    private.mkdir()
+    (private / ".cloudjobignore").write_text("plans.py\n")
+    (private / "plans.py").touch()
+    spec = {"script": "train.py", "args": args, "source": str(private)}
+    put_job(store, submission={"outputs": {}, "spec": spec})
+    failure = exits.Failure(message="ModuleNotFoundError: No module named 'plans'")
+    record = exits.ExitRecord(JOB, exits.Outcome(1, exits.Cause.USER, failure), AT, AT)
+    (store / JobPaths(JOB).record).write_bytes(exits.dump(record))
+
+    run_every_command(store.as_uri())
+    out, err = capfd.readouterr()
+    assert "ModuleNotFoundError" in out
+    assert "left out by" not in out + err
+
+
 def test_an_output_in_the_job_s_own_store_is_read_where_the_reader_has_mounted_it(
     reader: Path, tmp_path: Path
 ):
