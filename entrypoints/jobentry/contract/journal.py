@@ -27,6 +27,8 @@ MARK = b"jobentry# "
 LINE_LIMIT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
 _NAME_LIMIT = 80
+# The most ranks of one node: a short line may name any number of equal ones.
+_RANKS_LIMIT = 1024
 
 
 class State(Enum):
@@ -385,6 +387,8 @@ def _columns(ranks: Sequence[RankSample]) -> dict[str, Any]:
 
 def _ranks(columns: dict[str, Any]) -> tuple[RankSample, ...]:
     ranks = numbers(columns["r"])
+    if len(ranks) > _RANKS_LIMIT:
+        raise ValueError("too many ranks for a node")
     rows: list[Sequence[Any]] = []
     for name in _COLUMNS:
         column = _column(columns[name], len(ranks))
