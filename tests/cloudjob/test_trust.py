@@ -871,7 +871,7 @@ def test_a_layer_of_any_size_does_not_fill_the_memory(
         file.write(struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, count, 0) + end)
     cloudjob.attach(f"{store.as_uri()}/{JOB}")
 
-    with pytest.raises(cloudjob.StoreError, match="directory.*too long|MemoryError"):
+    with pytest.raises(cloudjob.StoreError, match=r"directory.*too long|MemoryError"):
         cloudjob.attach(JOB).code_files()
 
 
