@@ -105,16 +105,15 @@ def _facts(
     job: cloudjob.Job, status: JobStatus, latest: cloudjob.Journals
 ) -> list[tuple[str, str]]:
     """Return what the status of a job does not contain, as names and texts."""
-    import shlex
+    from cloudjob.model import summary
 
     spec = job.spec()
-    words = [str(spec.get("script") or ""), *map(str, spec.get("args") or ())]
     return [
         ("hint", failure_hint_text(job, status)),
         ("doing", activity(latest.current_phases, job.nodes, has_output=bool(latest.running))),
         ("silent", silence_text(latest)),
         ("notify", job.notification_failure),
-        ("command", shlex.join(filter(None, words))),
+        ("command", summary.command(spec)),
         ("image", str(spec.get("image") or "")),
         ("sweep", grid.text_of(job.sweep_values())),
         ("git commit", job.git_commit),

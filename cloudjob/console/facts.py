@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,11 +50,8 @@ def _described(job: Job) -> list[tuple[str, str]]:
         spec, commit, values = job.spec(), job.git_commit, job.sweep_values()
     except CloudJobError:
         return []
-    args = spec.get("args")
-    # Others may have written it.
-    words = [spec.get("script") or "", *(args if isinstance(args, (list, tuple)) else ())]
     return [
-        ("Command", shlex.join(filter(None, map(str, words)))),
+        ("Command", summary.command(spec)),
         ("Sweep", grid.text_of(values)),
         ("Image", str(spec.get("image") or "")),
         ("Interpreter", _of_sections(spec, "python")),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cloudjob.model import times
 from cloudjob.model.status import Absence, Failure, JobState, JobStatus
@@ -75,6 +77,13 @@ def attempt(status: JobStatus) -> str:
     before = status.attempt.previous_cause
     text = f"{status.attempt.number} of {status.attempt.most}"
     return f"{text}; the one before failed (cause: {before})" if before else text
+
+
+def command(spec: Mapping[str, Any]) -> str:
+    """Return the script of a job with its arguments; others may have written the description."""
+    args = spec.get("args")
+    words = [spec.get("script") or "", *(args if isinstance(args, (list, tuple)) else ())]
+    return shlex.join(filter(None, map(str, words)))
 
 
 def states(statuses: Sequence[JobStatus]) -> str:

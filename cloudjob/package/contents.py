@@ -25,6 +25,10 @@ from jobentry.contract.zip_layer import open_layer
 
 # Bytes at the end of a layer; in most layers, they hold the manifest and the zip directory.
 _TAIL_BYTES = 64 * 1024
+# Bytes that are fetched at a time from before the end, and the most that one read may ask for: the
+# zip directory of a million files. Others may store a layer of any size, which takes no space.
+_PIECE_BYTES = 16 * 1024 * 1024
+_READ_LIMIT_BYTES = 256 * 1024 * 1024
 
 
 def read(store: ObjectStore, key: str) -> list[Entry]:
@@ -104,11 +108,22 @@ class _StoredLayer(io.RawIOBase):
         return self._place
 
     def readinto(self, room: Any) -> int:
-        if self._place < self._begin:
-            missing = self._begin - self._place
-            self._data = self._store.get_range(self._layer.key, self._place, missing) + self._data
-            self._begin = self._place
-        data = self._data[self._place - self._begin :][: len(room)]
+        if len(room) > _READ_LIMIT_BYTES:
+            raise FormatError(f"the zip directory of layer {self._layer.key} is too long")
+        if not self._begin <= self._place < self._begin + len(self._data):
+            self._fetch(max(len(room), _PIECE_BYTES))
+        at = self._place - self._begin
+        data = self._data[at : at + len(room)]
         room[: len(data)] = data
         self._place += len(data)
         return len(data)
+
+    def _fetch(self, limit_bytes: int) -> None:
+        """Fetch bytes from the present place on, and keep the others if these end before them."""
+        is_before = self._place < self._begin
+        missing = (self._begin if is_before else self._layer.size_bytes) - self._place
+        is_near = is_before and missing <= limit_bytes and len(self._data) <= limit_bytes
+        rest = self._data if is_near else b""
+        count = min(missing, limit_bytes)
+        new = self._store.get_range(self._layer.key, self._place, count) if count > 0 else b""
+        self._begin, self._data = self._place, new + rest

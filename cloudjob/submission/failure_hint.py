@@ -59,8 +59,11 @@ _PACKAGES = {
 
 
 def of_job(job: Job, status: JobStatus) -> str:
-    """Return the hint for the failure of a job; empty if it has none or is not described."""
-    if status.failure is None:
+    """Return the hint for the failure of a job; empty if it has none or is not described.
+
+    None for a job of others, whose description must not choose a folder that is read here.
+    """
+    if status.failure is None or not job.is_ours:
         return ""
     try:
         return hint(job.spec(), status.failure)

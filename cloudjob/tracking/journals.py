@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.model import times
+from cloudjob.model.progress import log_once
 from cloudjob.model.status import Hang, Phase, SlowRanks
 from cloudjob.store.files import logged_if_unreadable
 from cloudjob.store.parallel import call_with_timeout, in_parallel
@@ -27,6 +28,9 @@ _LOG_ENDS_S = 5.0
 _SLOW_FRESH_S = 600.0
 # Over how much time the waiting of a rank is averaged, and over how many samples at most.
 _RECENT_S, _MOST_RECENT = 60.0, 64
+# The most entries of a job and ranks in them that are read, of about 200 bytes each in memory.
+# Compressed lines that others have stored may stand for any number of them.
+_MOST_VALUES = 5_000_000
 
 
 class RankPoint(NamedTuple):
@@ -98,6 +102,7 @@ class Journals:
 
     def __init__(self, *, is_short: bool = False) -> None:
         self._is_short = is_short
+        self._room = _MOST_VALUES
         self._phases: dict[tuple[int, str, float], journal.Phase] = {}
         self._samples: dict[int, list[Sample]] = {}
         # What the head reported last, and which node that was.
@@ -107,7 +112,11 @@ class Journals:
     def add(self, node: int, lines: Iterable[bytes]) -> None:
         """Add lines of the journal of ``node``; damaged lines are skipped."""
         for line in lines:
+            if self._room <= 0:
+                log_once("the journals of the nodes are too long: their ends were not read")
+                return
             entry = journal.load(line)
+            self._room -= 0 if self._is_short else _values_of(entry)
             if isinstance(entry, journal.Phase):
                 self._phases[node, entry.name, entry.started_at] = entry
             elif isinstance(entry, hangs.Hang):
@@ -235,6 +244,16 @@ class Journals:
                 for each in sample.ranks:
                     found.setdefault(each.rank, []).append(RankPoint(sample.at, node, each))
         return {rank: tuple(points) for rank, points in sorted(found.items())}
+
+
+def _values_of(entry: journal.Entry | None) -> int:
+    """Return how many values an entry has that may stand for few bytes."""
+    if isinstance(entry, Sample):
+        return 1 + len(entry.ranks)
+    if isinstance(entry, slow.Slow):
+        return 1 + len(entry.ranks) + len(entry.nodes)
+    groups = entry.groups if isinstance(entry, hangs.Hang) else ()
+    return 1 + sum(len(group.ranks) + len(group.nodes) for group in groups)
 
 
 def read(access: JobAccess, *, has_ended: bool) -> Journals:

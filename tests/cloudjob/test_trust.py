@@ -10,6 +10,7 @@ import json
 import os
 import re
 import socket
+import struct
 import sys
 import threading
 import zlib
@@ -33,7 +34,7 @@ from cloudjob.model import attached
 from cloudjob.model.job import SECTIONS, JobSpec, masked
 from cloudjob.store import open_store
 from cloudjob.tracking import descriptions
-from jobentry.contract import exits, journal, manifest
+from jobentry.contract import exits, journal, manifest, packages
 from jobentry.contract.paths import JobPaths
 from jobentry.contract.stored_log import Chunk
 from tests.support.fake_kube_api import NAMESPACE, FakeApi
@@ -41,6 +42,8 @@ from tests.support.servers import Server, client_environ
 
 JOB = "docs"
 AT = "2026-11-21T10:00:00.000Z"
+# The last record of a zip file whose numbers are in the record before it.
+_ZIP64 = (0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
 
 
 @pytest.fixture
@@ -295,6 +298,27 @@ def test_an_output_of_a_stranger_is_not_read_from_this_machine(
     assert "warning: the output KEYS is not read: stranger@elsewhere chose" in printed
     assert "warning: the output MODEL is not read: only pods reach pvc://results/x" in printed
     assert not Path("results").exists()
+
+
+@pytest.mark.parametrize("args", [["--epochs"], 1e308])
+def test_a_description_chooses_no_folder_that_is_searched_for_a_hint(
+    args: Any, reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """A hint about a file or a module that a job did not find looks into the job's source."""
+    store, private = tmp_path / "store", tmp_path / "private"
+    private.mkdir()
+    (private / ".cloudjobignore").write_text("plans.py\n")
+    (private / "plans.py").touch()
+    spec = {"script": "train.py", "args": args, "source": str(private)}
+    put_job(store, submission={"outputs": {}, "spec": spec})
+    failure = exits.Failure(message="ModuleNotFoundError: No module named 'plans'")
+    record = exits.ExitRecord(JOB, exits.Outcome(1, exits.Cause.USER, failure), AT, AT)
+    (store / JobPaths(JOB).record).write_bytes(exits.dump(record))
+
+    run_every_command(store.as_uri())
+    out, err = capfd.readouterr()
+    assert "ModuleNotFoundError" in out
+    assert "left out by" not in out + err
 
 
 def test_an_output_in_the_job_s_own_store_is_read_where_the_reader_has_mounted_it(
@@ -829,6 +853,28 @@ def test_compressed_zeros_do_not_fill_the_memory(reader: Path, tmp_path: Path):
 
     assert max(len(line.data) for line in job.logs(is_stored=True)) <= 70 << 20
     assert len(journal.unpack(zeros)) == 0
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 29, 30 << 30])
+def test_a_layer_of_any_size_does_not_fill_the_memory(
+    size_bytes: int, reader: Path, tmp_path: Path
+):
+    """The end of a zip file says that all before it is its directory."""
+    store, digest = tmp_path / "store", "a" * 64
+    put_job(store)
+    layer = packages.Layer(f"layers/{digest}", digest, size_bytes)
+    descriptor = packages.Descriptor(f"sha256:{digest}", 1, 1, (layer,))
+    (store / "layers").mkdir()
+    (store / JOB / "code.json").write_bytes(packages.dump_descriptor(descriptor))
+    end = struct.pack("<4sLQL4s4H2LH", b"PK\6\7", 0, size_bytes - 98, 1, b"PK\5\6", *_ZIP64)
+    count = size_bytes - 98
+    with (store / layer.key).open("wb") as file:
+        file.seek(count)
+        file.write(struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, count, 0) + end)
+    cloudjob.attach(f"{store.as_uri()}/{JOB}")
+
+    with pytest.raises(cloudjob.StoreError, match=r"directory.*too long|MemoryError"):
+        cloudjob.attach(JOB).code_files()
 
 
 def test_an_object_in_a_bucket_has_a_limit_of_size(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jobentry.contract import hangs
 from jobentry.contract.hangs import Hang
-from jobentry.contract.malformed import MALFORMED
+from jobentry.contract.malformed import MALFORMED, whole
 
 ENTRY_FAILED = 125
 CANNOT_EXECUTE = 126
@@ -138,14 +138,14 @@ def load(data: bytes) -> ExitRecord:
         return ExitRecord(
             job=str(value["job"]),
             outcome=Outcome(
-                exit_code=int(value["exit_code"]),
+                exit_code=whole(value["exit_code"]),
                 cause=Cause(value.get("cause", "")),
                 failure=None if failure is None else _failure(failure),
             ),
             started_at=_text(value.get("started_at", "")),
             ended_at=_text(value.get("ended_at", "")),
             phases=tuple(
-                (int(node), str(name), str(start), str(end))
+                (whole(node), str(name), str(start), str(end))
                 for node, name, start, end in value.get("phases", ())
             ),
             damaged_layers=tuple(str(key) for key in value.get("damaged_layers", ())),
@@ -173,4 +173,4 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None else whole(value)

@@ -6,9 +6,9 @@ The head writes it to its journal and to the exit record, and the laptop reads i
 from __future__ import annotations
 
 from enum import Enum
-from math import isfinite
 from typing import Any, NamedTuple, Sequence
 
+from jobentry.contract.malformed import finite, whole
 from jobentry.contract.rank_lists import numbers, ranges
 from jobentry.contract.stacks import Frame, Wait
 
@@ -184,7 +184,7 @@ def from_values(values: Any) -> Hang:
         finite(values["at"]),
         finite(values["lasted_s"]),
         groups,
-        min(len(groups), max(0, int(values["named"]))),
+        min(len(groups), max(0, whole(values["named"]))),
         values["is_over"] is True,
     )
 
@@ -210,16 +210,16 @@ def from_row(row: Any) -> Standing:
     still_s, longest_s, cpu_percent, moved_bytes_s, quiet_s = map(finite, numbers_of)
     file, line, function, source = place
     return Standing(
-        int(rank),
-        int(node),
+        whole(rank),
+        whole(node),
         Activity(activity),
         Wait(wait),
         shortened(does),
-        Frame(shortened(file), int(line), shortened(function), shortened(source)),
+        Frame(shortened(file), whole(line), shortened(function), shortened(source)),
         shortened(operation),
         still_s,
         longest_s,
-        int(cpu_percent),
+        whole(cpu_percent),
         moved_bytes_s,
         quiet_s,
         None if computes is None else bool(computes),
@@ -253,26 +253,13 @@ def _group(values: Any) -> Group:
         shortened(values["does"]),
         Frame(
             shortened(values["file"]),
-            int(values["line"]),
+            whole(values["line"]),
             shortened(values["function"]),
             shortened(values["source"]),
         ),
         shortened(values["operation"]),
-        int(values["cpu_percent"]),
+        whole(values["cpu_percent"]),
     )
-
-
-def finite(value: Any) -> float:
-    """Return a value of others as a finite number.
-
-    Raises:
-        ValueError: It is none.
-        TypeError: It is none.
-    """
-    number = float(value)
-    if not isfinite(number):
-        raise ValueError("not a finite number")
-    return number
 
 
 def shortened(value: Any) -> str:

@@ -13,12 +13,11 @@ import json
 import re
 import zlib
 from enum import Enum
-from math import isfinite
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Union
 
 from jobentry.contract import hangs, slow
 from jobentry.contract.hangs import Hang
-from jobentry.contract.malformed import MALFORMED
+from jobentry.contract.malformed import MALFORMED, finite, whole
 from jobentry.contract.rank_lists import numbers, ranges
 from jobentry.contract.slow import Slow
 
@@ -27,6 +26,8 @@ MARK = b"jobentry# "
 LINE_LIMIT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
 _NAME_LIMIT = 80
+# The most ranks of one node: a short line may name any number of equal ones.
+_RANKS_LIMIT = 1024
 
 
 class State(Enum):
@@ -312,11 +313,11 @@ def _read_phase(values: dict[str, Any]) -> Phase | None:
     done_bytes, total_bytes = values.get("bytes", (0, 0))
     return Phase(
         name,
-        _number(values["from"]),
-        None if ended_at is None else _number(ended_at),
-        _number(values.get("at", 0.0)),
-        int(done_bytes),
-        int(total_bytes),
+        finite(values["from"]),
+        None if ended_at is None else finite(ended_at),
+        finite(values.get("at", 0.0)),
+        whole(done_bytes),
+        whole(total_bytes),
     )
 
 
@@ -344,9 +345,9 @@ def _sample(sample: Sample) -> dict[str, Any]:
 
 def _read_sample(values: dict[str, Any]) -> Sample:
     return Sample(
-        at=_number(values["at"]),
-        cpus=int(values.get("cpus", 0)),
-        oom_kills=int(values.get("oom_kills", 0)),
+        at=finite(values["at"]),
+        cpus=whole(values.get("cpus", 0)),
+        oom_kills=whole(values.get("oom_kills", 0)),
         devices=tuple(_device(device) for device in values.get("devices", ())),
         ranks=_ranks(values["ranks"]) if "ranks" in values else (),
         **{name: _list(values[name], length) for name, length in _LISTS.items() if name in values},
@@ -356,16 +357,16 @@ def _read_sample(values: dict[str, Any]) -> Sample:
 def _list(items: Any, length: int) -> tuple[float, ...]:
     if len(items) != length:
         raise ValueError("not a list of this length")
-    return tuple(_number(item) for item in items)
+    return tuple(finite(item) for item in items)
 
 
 def _device(items: Sequence[Any]) -> Device:
     kind, number, *numbers, errors, xid = items
-    measured = [None if value is None else _number(value) for value in numbers]
+    measured = [None if value is None else finite(value) for value in numbers]
     percent, memory_mib, memory_limit_mib, power_w, power_limit_w, heat = measured
     return Device(
-        str(kind), int(number), percent, memory_mib, memory_limit_mib, power_w, power_limit_w, heat,
-        None if errors is None else int(errors), int(xid),
+        str(kind), whole(number), percent, memory_mib, memory_limit_mib, power_w, power_limit_w,
+        heat, None if errors is None else whole(errors), whole(xid),
     )  # fmt: skip
 
 
@@ -389,12 +390,14 @@ def _columns(ranks: Sequence[RankSample]) -> dict[str, Any]:
 
 def _ranks(columns: dict[str, Any]) -> tuple[RankSample, ...]:
     ranks = numbers(columns["r"])
+    if len(ranks) > _RANKS_LIMIT:
+        raise ValueError("too many ranks for a node")
     rows: list[Sequence[Any]] = []
     for name in _COLUMNS:
         column = _column(columns[name], len(ranks))
-        rows.append([str(item)[:1] if name == "s" else int(item) for item in column])
+        rows.append([str(item)[:1] if name == "s" else whole(item) for item in column])
     waits = _column(columns.get(_WAITS, _NO_PERCENT), len(ranks))
-    rows.append([None if percent < 0 else int(percent) for percent in waits])
+    rows.append([None if percent < 0 else whole(percent) for percent in waits])
     places = [str(place)[:_PLACE_LIMIT] for place in columns.get(_PLACES, [""])]
     rows.append([places[index] for index in _column(columns.get(_PLACE_OF, 0), len(ranks))])
     return tuple(RankSample(*row) for row in zip(ranks, *rows))
@@ -412,13 +415,6 @@ def _column(column: Any, length: int) -> Sequence[Any]:
         raise ValueError("columns of different lengths")
     found: Sequence[Any] = column
     return found
-
-
-def _number(value: Any) -> float:
-    number = float(value)
-    if not isfinite(number):
-        raise ValueError("not a finite number")
-    return number
 
 
 def _short(number: float | None) -> float | None:

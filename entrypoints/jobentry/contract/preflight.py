@@ -6,7 +6,7 @@ import json
 from enum import Enum
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from jobentry.contract.malformed import MALFORMED
+from jobentry.contract.malformed import MALFORMED, finite, whole
 
 # A limit that is not set, and a size that is not known.
 UNLIMITED, UNKNOWN = -1, -2
@@ -241,8 +241,8 @@ def speeds_from(row: Any) -> Speeds:
     try:
         disk_mb_s, memory_gb_s, matrix_tflops = row
         return Speeds(
-            *(float(disk_mb_s), float(memory_gb_s)),
-            tuple(float(each) for each in _rows(matrix_tflops)),
+            *(finite(disk_mb_s), finite(memory_gb_s)),
+            tuple(finite(each) for each in _rows(matrix_tflops)),
         )
     except MALFORMED as error:
         raise PreflightError(f"reading what a node has measured: {error}") from error
@@ -266,7 +266,7 @@ def load(data: bytes) -> Report:
             Finding(
                 Weight(item["weight"]),
                 Subject(item["subject"]),
-                tuple(int(node) for node in _rows(item["nodes"])),
+                tuple(whole(node) for node in _rows(item["nodes"])),
                 _text(item["text"]),
                 _text(item["hint"]),
             )
@@ -283,41 +283,44 @@ def load(data: bytes) -> Report:
 def _facts(values: Mapping[str, Any]) -> NodeFacts:
     limits = values["limits"]
     return NodeFacts(
-        node=int(values["node"]),
+        node=whole(values["node"]),
         host=_text(values["host"]),
         endpoints=tuple(_endpoint(row) for row in _rows(values["endpoints"])),
         links=tuple(
-            Link(int(to), int(endpoint), Reach(reach), int(round_trip_us))
+            Link(whole(to), whole(endpoint), Reach(reach), whole(round_trip_us))
             for to, endpoint, reach, round_trip_us in _rows(values["links"])
         ),
         names=tuple(
-            Name(int(of), tuple(_text(each) for each in addresses[:16]))
+            Name(whole(of), tuple(_text(each) for each in addresses[:16]))
             for of, addresses in _rows(values["names"])
         ),
         disks=tuple(
-            Disk(_text(folder), int(free), int(files), bool(is_needed))
+            Disk(_text(folder), whole(free), whole(files), bool(is_needed))
             for folder, free, files, is_needed in _rows(values["disks"])
         ),
         limits=Limits(
-            *(int(limits[0]), int(limits[1]), int(limits[2]), int(limits[3])), bool(limits[4])
+            *(whole(limits[0]), whole(limits[1]), whole(limits[2]), whole(limits[3])),
+            bool(limits[4]),
         ),
-        shm_bytes=int(values["shm_bytes"]),
+        shm_bytes=whole(values["shm_bytes"]),
         versions=tuple((_text(name), _text(text)) for name, text in _rows(values["versions"])),
-        gpus=int(values["gpus"]),
+        gpus=whole(values["gpus"]),
         has_infiniband=bool(values["has_infiniband"]),
         has_limited_ports=bool(values["has_limited_ports"]),
         is_emulated=bool(values["is_emulated"]),
-        clock_ahead_s=float(values["clock_ahead_s"]),
+        clock_ahead_s=finite(values["clock_ahead_s"]),
         late=tuple(_text(each) for each in _rows(values["late"])),
         speeds=speeds_from(values["speeds"]),
-        transfers=tuple(Transfer(int(to), float(mb_s)) for to, mb_s in _rows(values["transfers"])),
+        transfers=tuple(
+            Transfer(whole(to), finite(mb_s)) for to, mb_s in _rows(values["transfers"])
+        ),
     )
 
 
 def _endpoint(row: Sequence[Any]) -> Endpoint:
     interface, address, port, mtu, libraries = row
     return Endpoint(
-        *(_text(interface), _text(address), int(port), int(mtu)),
+        *(_text(interface), _text(address), whole(port), whole(mtu)),
         tuple(Library(each) for each in _rows(libraries)),
     )
 

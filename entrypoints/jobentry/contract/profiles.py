@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from jobentry.contract.hangs import finite
-from jobentry.contract.malformed import MALFORMED
+from jobentry.contract.malformed import MALFORMED, finite, whole
 from jobentry.contract.stacks import MOST_FRAMES, Frame
 from jobentry.contract.waits import Wait
 
@@ -99,22 +98,22 @@ def load(data: bytes) -> Profile:
 
 def _profile(values: Any) -> Profile:
     frames = tuple(
-        Frame(_text(file), int(line), _text(function))
+        Frame(_text(file), whole(line), _text(function))
         for file, line, function in values["frames"][:MOST_NAMES]
     )
     stacks = tuple(
-        CountedStack(tuple(map(int, indices[:MOST_FRAMES])), Wait(wait), int(count))
+        CountedStack(tuple(map(whole, indices[:MOST_FRAMES])), Wait(wait), whole(count))
         for indices, wait, count in values["stacks"][:MOST_STACKS]
     )
     for each in stacks:
         if each.looks < 0 or not all(0 <= index < len(frames) for index in each.frames):
             raise ValueError("a stack of no such calls")
     return Profile(
-        int(values["rank"]),
-        int(values["node"]),
+        whole(values["rank"]),
+        whole(values["node"]),
         finite(values["seconds"]),
         finite(values["cpu_s"]),
-        int(values["missed"]),
+        whole(values["missed"]),
         frames,
         stacks,
         values["has_ended"] is True,

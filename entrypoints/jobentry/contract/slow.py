@@ -9,7 +9,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple, Sequence
 
-from jobentry.contract.hangs import finite, shortened
+from jobentry.contract.hangs import shortened
+from jobentry.contract.malformed import finite, whole
 from jobentry.contract.rank_lists import numbers, ranges
 from jobentry.contract.stacks import Frame
 
@@ -133,16 +134,16 @@ def from_values(values: Any) -> Slow:
         TypeError: They have another form.
         LookupError: They have another form.
     """
-    place = Frame(shortened(values["file"]), int(values["line"]), shortened(values["function"]))
+    place = Frame(shortened(values["file"]), whole(values["line"]), shortened(values["function"]))
     return Slow(
         tuple(numbers(values["ranks"])),
         tuple(numbers(values["nodes"])),
         finite(values["at"]),
-        int(values["cost_percent"]),
+        whole(values["cost_percent"]),
         Reason(values["reason"]),
         shortened(values["evidence"]),
         place,
-        int(values["place_percent"]),
+        whole(values["place_percent"]),
         values["is_over"] is True,
     )
 
@@ -162,21 +163,21 @@ def from_row(row: Sequence[Any]) -> RankShare:
     rank, node, looks, waits, passes, meeting, is_message, data, disk, *rates = row
     delay_percent, throttled_percent, faults_s, cpus, functions = rates
     return RankShare(
-        int(rank),
-        int(node),
-        int(looks),
-        int(waits),
-        int(passes),
+        whole(rank),
+        whole(node),
+        whole(looks),
+        whole(waits),
+        whole(passes),
         shortened(meeting),
         bool(is_message),
-        int(data),
-        int(disk),
+        whole(data),
+        whole(disk),
         finite(delay_percent),
         finite(throttled_percent),
         finite(faults_s),
         tuple(numbers(cpus)) if cpus else (),
         tuple(
-            Function(shortened(file), shortened(name), int(line), int(count), int(callers))
+            Function(shortened(file), shortened(name), whole(line), whole(count), whole(callers))
             for file, name, line, count, callers in functions[:MOST_FUNCTIONS]
         ),
     )

@@ -6,7 +6,7 @@ import json
 from enum import Enum
 from typing import Any, NamedTuple, Sequence
 
-from jobentry.contract.malformed import MALFORMED
+from jobentry.contract.malformed import MALFORMED, finite, whole
 
 # Limits for one process, and for the processes of one rank.
 MOST_FRAMES, MOST_THREADS, MOST_PROCESSES, MOST_NATIVE_CALLS = 100, 64, 32, 48
@@ -134,9 +134,9 @@ def load(data: bytes) -> Stacks:
     try:
         value = json.loads(data)
         return Stacks(
-            float(value["at"]),
+            finite(value["at"]),
             processes_of(value["processes"]),
-            tuple(int(node) for node in value["silent"]),
+            tuple(whole(node) for node in value["silent"]),
         )
     except MALFORMED as error:
         raise StacksError(f"it is not valid: {error}") from error
@@ -151,9 +151,9 @@ def processes_of(rows: Sequence[Any]) -> tuple[ProcessStacks, ...]:
     """
     return tuple(
         ProcessStacks(
-            int(rank),
-            int(node),
-            int(process),
+            whole(rank),
+            whole(node),
+            whole(process),
             _text(command),
             bool(is_program),
             tuple(_thread(thread) for thread in threads[:MOST_THREADS]),
@@ -166,12 +166,12 @@ def processes_of(rows: Sequence[Any]) -> tuple[ProcessStacks, ...]:
 def _thread(row: Sequence[Any]) -> ThreadStack:
     thread, state, waits_in, is_moving, frames, uses_device, native = row
     return ThreadStack(
-        int(str(thread)),
+        whole(str(thread)),
         _text(state),
         _text(waits_in),
         bool(is_moving),
         tuple(
-            Frame(_text(file), int(line), _text(function), _text(source))
+            Frame(_text(file), whole(line), _text(function), _text(source))
             for file, line, function, source in frames[:MOST_FRAMES]
         ),
         bool(uses_device),

@@ -23,7 +23,7 @@ _END_RECORD = struct.Struct("<4s16sH")
 # The exceptions of ``zipfile`` for a file that is not a zip file, or is damaged.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, NotImplementedError,
-    OverflowError, RuntimeError, ValueError,
+    MemoryError, OverflowError, RuntimeError, ValueError,
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ _DAEMONS = (
 )
 _HOROVOD_OVER_GLOO = ("horovod-gloo", "horovod-elastic")
 _HOROVOD = "give the name the address %s in /etc/hosts, or use the launcher horovod"
+_DUMMY = "give the address to an interface of the type dummy"
 _RANKS = (names.OMPI_TCP_INCLUDE, ("btl_tcp_if_include", "btl_tcp_if_exclude"))
 
 
@@ -90,6 +91,7 @@ def choose(
         environ: The environment of this node.
         has_agent: Whether mpirun's daemons start over the control connection, not over ssh.
     """
+    network = _without_loopback(network)
     choices = (
         _own_address(node, environ, network),
         _sockets_of_nccl(node, environ, network),
@@ -104,6 +106,21 @@ def choose(
         {name: value for choice in choices for name, value in choice.variables.items()},
         (*notes, *_chosen_note(node, network)),
     )
+
+
+def _without_loopback(network: NodeNetwork) -> NodeNetwork:
+    """Return the network without an interface for libraries if that would be the loopback.
+
+    Sites that route to each machine give it its address on the loopback. By the name of that
+    interface, libraries use 127.0.0.1 (NCCL, Gloo) or refuse it (Open MPI).
+    """
+    own = network.route
+    is_loopback_only = any(
+        item.is_loopback and item.name == own.interface for item in network.interfaces
+    )
+    if not is_loopback_only or is_loopback(own.address):
+        return network
+    return network._replace(route=own._replace(interface=""))
 
 
 def _own_address(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
@@ -287,10 +304,14 @@ def _chosen_note(node: NodeEnv, network: NodeNetwork) -> tuple[str, ...]:
     """Return a line that names the chosen interface, if this node had a choice."""
     own = network.route
     others = [item.name for item in network.outward if item.name != own.interface]
-    if node.nodes == 1 or not network.outward or is_loopback(own.address):
+    if node.nodes == 1 or is_loopback(own.address):
         return ()
+    if not own.interface and own.address:
+        text = f"{own.address} leads to the other nodes, but it is an address of the loopback"
+        return (_note(node, f"{text} interface, which libraries do not use; {_DUMMY}"),)
     if not own.interface:
-        return (_note(node, "no interface leads to the other nodes"),)
+        text = "no interface leads to the other nodes"
+        return (_note(node, text),) if network.outward else ()
     text = f"{own.interface} ({own.address}) leads to the other nodes"
     first = _first_address(network)
     if first != own.address:
@@ -305,7 +326,7 @@ def _first_address(network: NodeNetwork) -> str:
     """Return the first address of the chosen interface, of the family of the chosen one."""
     own = network.route
     for item in network.interfaces:
-        if item.name == own.interface and not item.is_loopback:
+        if item.name == own.interface:
             return next(text for text in item.addresses if (":" in text) == (":" in own.address))
     return own.address
 

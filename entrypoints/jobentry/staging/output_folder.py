@@ -81,10 +81,11 @@ class OutputFolder:
         while waiting:
             parent = waiting.pop()
             try:
-                folders, names = _children(self.path_of(parent))
+                folders, names, reserved = _children(self.path_of(parent))
             except OSError as error:
                 problems.append(f"{self.path_of(parent)}: {reason_of(error)}")
                 continue
+            others.left_out.update({parent + name: manifest.RESERVED for name in reserved})
             for name in (parent + name for name in names):
                 try:
                     self._note(name, found, others)
@@ -160,16 +161,15 @@ def digest(path: str, size_bytes: int | None = None) -> str:
     return sha256.hexdigest()
 
 
-def _children(folder: str) -> tuple[list[str], list[str]]:
-    """Return the names of the folders in a folder, and the names of everything else in it."""
-    folders, others = [], []
+def _children(folder: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of the folders in a folder, of everything else, and those that are ours."""
+    folders, others, reserved = [], [], []
     with os.scandir(folder) as found:
         for entry in found:
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.name)
-            elif not entry.name.startswith(TEMPORARY):
-                others.append(entry.name)
-    return folders, others
+            is_folder = entry.is_dir(follow_symlinks=False)
+            names = folders if is_folder else others
+            (reserved if entry.name.startswith(TEMPORARY) else names).append(entry.name)
+    return folders, others, reserved
 
 
 def _stamp(path: str) -> Stamp | None:

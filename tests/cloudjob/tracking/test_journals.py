@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from cloudjob.tracking import journals as module
 from cloudjob.tracking.journals import Journals
 from jobentry.contract import journal
 from jobentry.contract.hangs import Confidence, Hang, Rule
@@ -52,3 +55,21 @@ def test_ranks_that_are_slow_are_known_while_the_head_repeats_it():
 
     journals.add(0, [journal.dump(found._replace(at=1060.0, is_over=True))])
     assert journals.slow_at(1061.0) is None
+
+
+def test_lines_of_others_do_not_stand_for_any_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A line of 60 bytes may name a rank for each of 100,000 numbers, and a journal has many."""
+    rest = {"c": 0, "m": 0, "q": 0, "s": "R", "t": 1, "k": 0}
+    values = ({"at": 1.0, "ranks": {"r": f"0-{last}", **rest}} for last in (99_999, 1023))
+    excessive, allowed = (json.dumps(each).encode() for each in values)
+    assert journal.load(excessive) is None
+
+    monkeypatch.setattr(module, "_MOST_VALUES", 10_000)
+    found = Journals()
+    found.add(0, [allowed] * 1000)
+    assert len(found.resources[0]) == 10
+    assert [each.message for each in caplog.records] == [
+        "the journals of the nodes are too long: their ends were not read"
+    ]

@@ -96,6 +96,10 @@ def test_what_is_not_kept_is_named_by_the_node_and_by_the_laptop(tmp_path: Path,
     (node.folder / "to-nothing").symlink_to("/nowhere")
     (node.folder / "above").symlink_to("../..")
     (node.folder / "model").write_text("m")
+    # An unfinished write has such a name, so no object may.
+    (node.folder / ".cloudjob-tmp-x").write_text("m")
+    (node.folder / ".cloudjob-tmp-y").mkdir()
+    (node.folder / ".cloudjob-tmp-y/model").write_text("m")
 
     assert node.finish() == ""
     found = download(node.store, tmp_path / "to")
@@ -106,7 +110,8 @@ def test_what_is_not_kept_is_named_by_the_node_and_by_the_laptop(tmp_path: Path,
     assert not (tmp_path / "to/M/to-file").is_symlink()
     notes = "\n".join(found.notes)
     err = capsys.readouterr().err
-    for name in ("pipe", "to-far", "to-file", "to-nothing", "above"):
+    reserved = (".cloudjob-tmp-x", ".cloudjob-tmp-y")
+    for name in ("pipe", "to-far", "to-file", "to-nothing", "above", *reserved):
         assert f"M/{name} is not kept: " in notes
         assert f"'{name}'" in err
 

@@ -136,6 +136,7 @@ def test_a_cause_prints_as_its_word():
         b'{"job": "j", "exit_code": "x"}',
         b'{"job": "j", "exit_code": null}',
         b'{"job": "j", "exit_code": Infinity}',
+        b'{"job": "j", "exit_code": 9%s}' % (b"9" * 400),
         b'{"job": "j", "exit_code": NaN}',
         b'{"job": "j", "exit_code": 0, "failure": 3}',
         b'{"job": "j", "exit_code": 0, "failure": {"rank": 1e999}}',

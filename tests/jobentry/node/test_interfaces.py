@@ -186,6 +186,22 @@ def test_a_node_without_a_way_to_the_others_reports_it():
     assert choice.variables == {"NCCL_SOCKET_IFNAME": DEFAULT}
 
 
+@pytest.mark.parametrize("more", [(), (DOCKER0,)])
+def test_an_address_on_the_loopback_interface_is_reported(more: tuple[Interface, ...]):
+    """Libraries that get the name of that interface use 127.0.0.1."""
+    lo = Interface("lo", ("127.0.0.1", "10.0.0.5"), is_loopback=True)
+    found = NodeNetwork((lo, *more), Route("lo", "10.0.0.5"))
+
+    choice = choose(TWO, found, MA_CURRENT_IP="127.0.1.1")
+    assert choice.variables["MA_CURRENT_IP"] == "10.0.0.5"
+    assert "lo" not in choice.variables.values()
+    assert choice.notes[-1] == (
+        "choosing the network: node 1 (b): 10.0.0.5 leads to the other nodes, but it is an address"
+        " of the loopback interface, which libraries do not use; give the address to an interface"
+        " of the type dummy"
+    )
+
+
 def test_nccl_uses_ipv6_if_only_that_leads_to_the_other_nodes():
     found = network(Interface("eth0", ("fd00::5",)))
 
