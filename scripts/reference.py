@@ -24,6 +24,9 @@ _TABLE_HEAD = "| key | flag | type | default | meaning |\n|---|---|---|---|---|\
 _WIDTH = 100
 # The help of a command: what a block shows that begins with its usage.
 _BLOCK = re.compile(r"```text\nusage: (cloudjob[^\n]*)\n.*?```\n", re.DOTALL)
+# What the page says once for all commands, and a heading below which nothing else stands.
+_COMMON = re.compile(r"^  (?:-h, --help|JOB) +(?:Show this|Its id, its name or its) h.*\n", re.MULTILINE)
+_EMPTY = re.compile(r"\n[a-z ]+:\n(?=\n|\Z)")
 # Commands that have the options of submit, too.
 _SUBMITTING = ("cloudjob cp", "cloudjob config show")
 
@@ -46,7 +49,7 @@ def _helps() -> dict[str, str]:
                 helps[parser.prog] = parser.format_usage()
             elif not _subcommands(parser):
                 helps[parser.prog] = parser.format_help()
-    return helps
+    return {command: _EMPTY.sub("", _COMMON.sub("", text)) for command, text in helps.items()}
 
 
 def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
