@@ -25,8 +25,11 @@ _WIDTH = 100
 # The help of a command: what a block shows that begins with its usage.
 _BLOCK = re.compile(r"```text\nusage: (cloudjob[^\n]*)\n.*?```\n", re.DOTALL)
 # What the page says once for all commands, and a heading below which nothing else stands.
-_COMMON = re.compile(r"^  (?:-h, --help|JOB) +(?:Show this|Its id, its name or its) h.*\n", re.MULTILINE)
+_COMMON = re.compile(
+    r"^  (?:-h, --help +Show|JOB +Its id, its name or its handle\.$).*\n", re.MULTILINE
+)
 _EMPTY = re.compile(r"\n[a-z ]+:\n(?=\n|\Z)")
+_OPTIONS = re.compile(r"(?: \[--?\w[^\]]*\])+")
 # Commands that have the options of submit, too.
 _SUBMITTING = ("cloudjob cp", "cloudjob config show")
 
@@ -49,7 +52,15 @@ def _helps() -> dict[str, str]:
                 helps[parser.prog] = parser.format_usage()
             elif not _subcommands(parser):
                 helps[parser.prog] = parser.format_help()
-    return {command: _EMPTY.sub("", _COMMON.sub("", text)) for command, text in helps.items()}
+    return {command: _shortened(text) for command, text in helps.items()}
+
+
+def _shortened(text: str) -> str:
+    """Return a help without what it lists below its usage, and what the page says once."""
+    usage, _, rest = text.strip().partition("\n\n")
+    usage = _OPTIONS.sub(" [OPTIONS]", " ".join(usage.split()).replace(" [-h]", ""))
+    rest = _EMPTY.sub("", _COMMON.sub("", f"{rest}\n"))
+    return f"{usage}\n\n{rest}" if rest.strip() else f"{usage}\n"
 
 
 def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
