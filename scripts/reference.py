@@ -25,9 +25,7 @@ _WIDTH = 100
 # The help of a command: what a block shows that begins with its usage.
 _BLOCK = re.compile(r"```text\nusage: (cloudjob[^\n]*)\n.*?```\n", re.DOTALL)
 # What the page says once for all commands, and a heading below which nothing else stands.
-_COMMON = re.compile(
-    r"^  (?:-h, --help +Show|JOB +Its id, its name or its handle\.$).*\n", re.MULTILINE
-)
+_COMMON = re.compile(r"(?m)^  (?:-h, --help +Show|JOB +Its id, its name or its handle\.$).*\n")
 _EMPTY = re.compile(r"\n[a-z ]+:\n(?=\n|\Z)")
 _OPTIONS = re.compile(r"(?: \[--?\w[^\]]*\])+")
 # Commands that have the options of submit, too.
