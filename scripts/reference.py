@@ -20,7 +20,7 @@ from cloudjob.model.kinds import Number
 _REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 COMMANDS_PAGE = _REFERENCE / "commands.md"
 JOB_FILE_PAGE = _REFERENCE / "job-file.md"
-_TABLE_HEAD = "| key | flag | type | default | meaning |\n|---|---|---|---|---|\n"
+_TABLE_HEAD = "| key, option | type | default | meaning |\n|---|---|---|---|\n"
 _WIDTH = 100
 # The help of a command: what a block shows that begins with its usage.
 _BLOCK = re.compile(r"```text\nusage: (cloudjob[^\n]*)\n.*?```\n", re.DOTALL)
@@ -105,12 +105,12 @@ def _rows(model: type[Values], prefix: str = "") -> Iterator[str]:
 
 def _row(name: str, key: Key) -> str:
     flags = (key.option.short, key.option.flag) if key.option else ()
-    shown_flags = ", ".join(f"`{flag}`" for flag in flags if flag)
+    names = ", ".join(f"`{each}`" for each in (name, *flags) if each)
     allowed = ", ".join(f"`{choice}`" if choice else "empty" for choice in key.kind.choices)
     if isinstance(key.kind, Number):
         allowed = key.kind.range
     kind = key.kind.title + (f": {allowed}" if allowed and key.kind.title != "boolean" else "")
-    return f"| `{name}` | {shown_flags} | {kind} | {_default(key)} | {key.description} |"
+    return f"| {names} | {kind} | {_default(key)} | {key.description} |"
 
 
 def _default(key: Key) -> str:
