@@ -92,10 +92,15 @@ def job_file_page() -> str:
     """Return the text of the page about job files with the present table of keys."""
     before, head, rest = JOB_FILE_PAGE.read_text(encoding="utf-8").partition(_TABLE_HEAD)
     after = rest.partition("\n\n")[2]
-    return f"{before}{head}{chr(10).join(_rows(JobSpec))}\n\n{after}"
+    rows: dict[str, list[str]] = {}
+    for names, meaning in _rows(JobSpec):
+        rows.setdefault(meaning, []).append(names)
+    table = "".join(f"| {', '.join(names)} | {meaning} |\n" for meaning, names in rows.items())
+    return f"{before}{head}{table}\n{after}"
 
 
-def _rows(model: type[Values], prefix: str = "") -> Iterator[str]:
+def _rows(model: type[Values], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names of each key, and the rest of its row, which several keys may share."""
     for name, key in model.KEYS.items():
         if isinstance(key.kind, Section):
             yield from _rows(key.kind.model, f"{name}.")
@@ -103,14 +108,14 @@ def _rows(model: type[Values], prefix: str = "") -> Iterator[str]:
             yield _row(prefix + name, key)
 
 
-def _row(name: str, key: Key) -> str:
+def _row(name: str, key: Key) -> tuple[str, str]:
     flags = (key.option.short, key.option.flag) if key.option else ()
     names = ", ".join(f"`{each}`" for each in (name, *flags) if each)
     allowed = ", ".join(f"`{choice}`" if choice else "empty" for choice in key.kind.choices)
     if isinstance(key.kind, Number):
         allowed = key.kind.range
     kind = key.kind.title + (f": {allowed}" if allowed and key.kind.title != "boolean" else "")
-    return f"| {names} | {kind} | {_default(key)} | {key.description} |"
+    return names, f"{kind} | {_default(key)} | {key.description}"
 
 
 def _default(key: Key) -> str:
