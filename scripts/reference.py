@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cloudjob.cli.parser import parser_of
 from cloudjob.model.job import JobSpec
-from cloudjob.model.keys import Key, Section, Values
+from cloudjob.model.keys import Group, Key, Section, Values
 from cloudjob.model.kinds import Number
 
 _REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -27,6 +27,8 @@ _BLOCK = re.compile(r"```text\nusage: (cloudjob[^\n]*)\n.*?```\n", re.DOTALL)
 # What the page says once for all commands, and a heading below which nothing else stands.
 _COMMON = re.compile(r"(?m)^  (?:-h, --help +Show|JOB +Its id, its name or its handle\.$).*\n")
 _EMPTY = re.compile(r"\n[a-z ]+:\n(?=\n|\Z)")
+# The options of submit that are keys of a job file, whose page lists them with their types.
+_KEYS = re.compile(rf"\n{Group.PLACE.value}:\n.*?(?=\nnotifications:\n)", re.DOTALL)
 _OPTIONS = re.compile(r"(?: \[--?\w[^\]]*\])+")
 # Commands that have the options of submit, too.
 _SUBMITTING = ("cloudjob cp", "cloudjob config show")
@@ -54,10 +56,10 @@ def _helps() -> dict[str, str]:
 
 
 def _shortened(text: str) -> str:
-    """Return a help without what it lists below its usage, and what the page says once."""
+    """Return a help without what it lists below its usage, and what the pages say once."""
     usage, _, rest = text.strip().partition("\n\n")
     usage = _OPTIONS.sub(" [OPTIONS]", " ".join(usage.split()).replace(" [-h]", ""))
-    rest = _EMPTY.sub("", _COMMON.sub("", f"{rest}\n"))
+    rest = _EMPTY.sub("", _COMMON.sub("", _KEYS.sub("", f"{rest}\n")))
     return f"{usage}\n\n{rest}" if rest.strip() else f"{usage}\n"
 
 
