@@ -27,8 +27,12 @@ _BLOCK = re.compile(r"```text\nusage: (cloudjob[^\n]*)\n.*?```\n", re.DOTALL)
 # What the page says once for all commands, and a heading below which nothing else stands.
 _COMMON = re.compile(r"(?m)^  (?:-h, --help +Show|JOB +Its id, its name or its handle\.$).*\n")
 _EMPTY = re.compile(r"\n[a-z ]+:\n(?=\n|\Z)")
-# The options of submit that are keys of a job file, whose page lists them with their types.
-_KEYS = re.compile(rf"\n{Group.PLACE.value}:\n.*?(?=\nnotifications:\n)", re.DOTALL)
+# What has a place of its own: the options of submit that are keys of a job file, and the commands.
+_ELSEWHERE = re.compile(
+    rf"\n(?:{Group.PLACE.value}:\n.*?(?=\nnotifications:\n)"
+    r"|positional arguments:\n  COMMAND\n(?: {4}[^\n]*\n)+)",
+    re.DOTALL,
+)
 _OPTIONS = re.compile(r"(?: \[--?\w[^\]]*\])+")
 # Commands that have the options of submit, too.
 _SUBMITTING = ("cloudjob cp", "cloudjob config show")
@@ -59,7 +63,7 @@ def _shortened(text: str) -> str:
     """Return a help without what it lists below its usage, and what the pages say once."""
     usage, _, rest = text.strip().partition("\n\n")
     usage = _OPTIONS.sub(" [OPTIONS]", " ".join(usage.split()).replace(" [-h]", ""))
-    rest = _EMPTY.sub("", _COMMON.sub("", _KEYS.sub("", f"{rest}\n")))
+    rest = _EMPTY.sub("", _COMMON.sub("", _ELSEWHERE.sub("", f"{rest}\n")))
     return f"{usage}\n\n{rest}" if rest.strip() else f"{usage}\n"
 
 
