@@ -33,7 +33,7 @@ _ELSEWHERE = re.compile(
     r"|positional arguments:\n  COMMAND\n(?: {4}[^\n]*\n)+)",
     re.DOTALL,
 )
-_OPTIONS = re.compile(r"(?: \[--?\w[^\]]*\])+")
+_BRACKETS = re.compile(r"(?: \[--?\w[^\]]*\])+")
 # Commands that have the options of submit, too.
 _SUBMITTING = ("cloudjob cp", "cloudjob config show")
 
@@ -62,7 +62,7 @@ def _helps() -> dict[str, str]:
 def _shortened(text: str) -> str:
     """Return a help without what it lists below its usage, and what the pages say once."""
     usage, _, rest = text.strip().partition("\n\n")
-    usage = _OPTIONS.sub(" [OPTIONS]", " ".join(usage.split()).replace(" [-h]", ""))
+    usage = _BRACKETS.sub(" [OPTIONS]", " ".join(usage.split()).replace(" [-h]", ""))
     rest = _EMPTY.sub("", _COMMON.sub("", _ELSEWHERE.sub("", f"{rest}\n")))
     return f"{usage}\n\n{rest}" if rest.strip() else f"{usage}\n"
 
