@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cloudjob.cli.parser import parser_of
 from cloudjob.model.job import JobSpec
-from cloudjob.model.keys import Key, Section, Values
+from cloudjob.model.keys import Group, Key, Section, Values
 from cloudjob.model.kinds import Number
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -48,10 +48,20 @@ _IN_PYTHON = {
     "retries": "int | Mapping[str, Any]",
     "sweep": "Mapping[str, Any]",
 }
-_TABLE_HEAD = "| key | flag | type | default | meaning |\n|---|---|---|---|---|\n"
+_TABLE_HEAD = "| key, option | type | default | meaning |\n|---|---|---|---|\n"
 _WIDTH = 100
 # The help of a command: what a block shows that begins with its usage.
 _BLOCK = re.compile(r"```text\nusage: (cloudjob[^\n]*)\n.*?```\n", re.DOTALL)
+# What the page says once for all commands, and a heading below which nothing else stands.
+_COMMON = re.compile(r"(?m)^  (?:-h, --help +Show|JOB +Its id, its name or its handle\.$).*\n")
+_EMPTY = re.compile(r"\n[a-z ]+:\n(?=\n|\Z)")
+# What has a place of its own: the options of submit that are keys of a job file, and the commands.
+_ELSEWHERE = re.compile(
+    rf"\n(?:{Group.PLACE.value}:\n.*?(?=\nnotifications:\n)"
+    r"|positional arguments:\n  COMMAND\n(?: {4}[^\n]*\n)+)",
+    re.DOTALL,
+)
+_BRACKETS = re.compile(r"(?: \[--?\w[^\]]*\])+")
 # Commands that have the options of submit, too.
 _SUBMITTING = ("cloudjob cp", "cloudjob config show")
 
@@ -74,7 +84,15 @@ def _helps() -> dict[str, str]:
                 helps[parser.prog] = parser.format_usage()
             elif not _subcommands(parser):
                 helps[parser.prog] = parser.format_help()
-    return helps
+    return {command: _shortened(text) for command, text in helps.items()}
+
+
+def _shortened(text: str) -> str:
+    """Return a help without what it lists below its usage, and what the pages say once."""
+    usage, _, rest = text.strip().partition("\n\n")
+    usage = _BRACKETS.sub(" [OPTIONS]", " ".join(usage.split()).replace(" [-h]", ""))
+    rest = _EMPTY.sub("", _COMMON.sub("", _ELSEWHERE.sub("", f"{rest}\n")))
+    return f"{usage}\n\n{rest}" if rest.strip() else f"{usage}\n"
 
 
 def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -108,7 +126,11 @@ def job_file_page() -> str:
     """Return the text of the page about job files with the present table of keys."""
     before, head, rest = JOB_FILE_PAGE.read_text(encoding="utf-8").partition(_TABLE_HEAD)
     after = rest.partition("\n\n")[2]
-    return f"{before}{head}{chr(10).join(_rows(JobSpec))}\n\n{after}"
+    rows: dict[str, list[str]] = {}
+    for names, meaning in _rows(JobSpec):
+        rows.setdefault(meaning, []).append(names)
+    table = "".join(f"| {', '.join(names)} | {meaning} |\n" for meaning, names in rows.items())
+    return f"{before}{head}{table}\n{after}"
 
 
 def options() -> str:
@@ -123,7 +145,8 @@ def options() -> str:
     return _OPTIONS_HEAD + "".join(f"    {k}: {v}\n" for k, v in (types | _IN_PYTHON).items())
 
 
-def _rows(model: type[Values], prefix: str = "") -> Iterator[str]:
+def _rows(model: type[Values], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names of each key, and the rest of its row, which several keys may share."""
     for name, key in model.KEYS.items():
         if isinstance(key.kind, Section):
             yield from _rows(key.kind.model, f"{name}.")
@@ -131,14 +154,14 @@ def _rows(model: type[Values], prefix: str = "") -> Iterator[str]:
             yield _row(prefix + name, key)
 
 
-def _row(name: str, key: Key) -> str:
+def _row(name: str, key: Key) -> tuple[str, str]:
     flags = (key.option.short, key.option.flag) if key.option else ()
-    shown_flags = ", ".join(f"`{flag}`" for flag in flags if flag)
+    names = ", ".join(f"`{each}`" for each in (name, *flags) if each)
     allowed = ", ".join(f"`{choice}`" if choice else "empty" for choice in key.kind.choices)
     if isinstance(key.kind, Number):
         allowed = key.kind.range
     kind = key.kind.title + (f": {allowed}" if allowed and key.kind.title != "boolean" else "")
-    return f"| `{name}` | {shown_flags} | {kind} | {_default(key)} | {key.description} |"
+    return names, f"{kind} | {_default(key)} | {key.description}"
 
 
 def _default(key: Key) -> str:

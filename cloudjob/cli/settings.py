@@ -70,4 +70,5 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--all", action="store_true", help="also those that have their defaults")
     json_flag(show)
     show.add_argument("script", nargs="?", metavar="SCRIPT", help="the program of the job")
+    show.usage = "cloudjob config show [OPTIONS] [SCRIPT]"
     add_action(inner, "schema", _config_schema, "the JSON Schema of a job file, for editors")

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 _LIMIT_S = 20
 _MARK = "jobentry-imports "
 # Prints where Python imports from: the folders, and the modules of finders that setuptools
-# (MAPPING) and the package editables (_redirections) install, each with its path.
+# (MAPPING) and the package editables (_redirections) install, each with its path. The environment
+# of the interpreter itself is left out, since it may lie in the source, as .venv often does.
 _LIST = (
     """
 import json, sys
-found = [["", path] for path in sys.path if path]
+found = [["", path] for path in sys.path if path and not path.startswith(sys.prefix + "/lib")]
 for finder in sys.meta_path:
     module = sys.modules.get(getattr(finder, "__module__", ""))
     modules = getattr(module, "MAPPING", None) or getattr(finder, "_redirections", None)

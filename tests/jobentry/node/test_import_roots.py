@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,20 @@ def test_what_cannot_be_imported_from_the_package_is_named(
     output = "".join(capfd.readouterr())
     assert f"Python imports {source}/outer, which is not in the job's package" in output
     assert f"Python imports {source}/left-out, which is not in the job's package" in output
+
+
+def test_a_virtual_environment_inside_the_source_is_not_named(
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """As in the tutorial, where ``python3 -m venv .venv`` makes it beside the script."""
+    venv.create(source / ".venv", symlinks=True)
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(source)}
+
+    python = str(source / ".venv" / "bin" / "python")
+    path = import_roots.python_path(python, environ, str(source), str(tmp_path / "code"))
+
+    assert path == f"{tmp_path}/code:{source}"
+    assert "".join(capfd.readouterr()) == ""
 
 
 def test_nothing_changes_for_a_python_that_cannot_start(source: Path):
