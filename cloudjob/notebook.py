@@ -59,7 +59,8 @@ def cards(job: Job, poll_s: float) -> Iterator[str]:
             status = job.status()
             # The table starts to read the log.
             rows = log.end(_LINES)
-            found = now(status.state, log.journals, log.progress(), log.main_curve(), rows)
+            wait = summary.wait(status)
+            found = now(log.journals, log.progress(), log.main_curve(), rows, wait=wait)
             yield card(status, found)
             if status.is_over:
                 return

@@ -24,7 +24,7 @@ from cloudjob.cli.messages import print_error, print_name
 from cloudjob.cli.parser import _COMMANDS, parser_of
 from cloudjob.cli.status import print_status, report
 from cloudjob.errors import BackendError
-from cloudjob.model.status import Code, Failure, JobState, Phase
+from cloudjob.model.status import Code, Failure, JobState, Phase, Wait, WaitPhase
 from tests.support.statuses import status_of
 from tests.support.users import python_of_user
 
@@ -146,6 +146,7 @@ def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
         cause=hostile,
         failure=failure,
         code=Code(uri="", digest="", size_bytes=0, files=0),
+        wait=Wait(phase=WaitPhase.QUEUE, since=hostile, message=hostile, hint=hostile),
     )
     print_status(status)
     print_error(BackendError(f"asking: {hostile}", hint=hostile))
@@ -155,6 +156,15 @@ def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
         assert "\\x1b]0;x\\x07\\r\\u202e\\x9b2J\\udcff" in text
     assert all(c.isprintable() or c == "\n" for c in shown.out + shown.err)
     assert shown.err.count("\n") == 2
+
+
+def test_a_status_says_once_what_the_job_waits_for(capsys: pytest.CaptureFixture[str]):
+    wait = Wait(phase=WaitPhase.SCHEDULING, since="", message="no room", hint="ask for less")
+    print_status(status_of(native_state="Pending (no room)", backend="kubernetes", wait=wait))
+    shown = capsys.readouterr().out
+
+    assert ": no room; ask for less\n" in shown
+    assert "backend  kubernetes (Pending)\n" in shown
 
 
 def test_a_status_begins_with_how_the_job_ended_and_why(capsys: pytest.CaptureFixture[str]):
