@@ -27,7 +27,7 @@ from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import JobState, JobStatus, to_json
 
 JOBS, LINES = 10_000, 500_000
-LIMITS = {"jobs_s": 1.0, "job_s": 1.0, "scroll_s": 0.2, "search_s": 0.2, "console_mib": 300.0}
+LIMITS = {"jobs_s": 0.8, "job_s": 0.8, "scroll_s": 0.2, "search_s": 0.2, "console_mib": 300.0}
 _CLOUDJOB = Path(sys.executable).parent / "cloudjob"
 _LINK = re.compile(r"http://127\.0\.0\.1:\d+/login\?token=\S+")
 _LIMIT_S = 60.0

@@ -606,7 +606,7 @@ def _matching(block: bytes, which: Selection) -> Sequence[int]:
     block = block.lower()
     if text not in block or mark not in block:
         return []
-    of_rank = enumerate(block.split(b"\n")[:-1])
+    of_rank: Iterable[tuple[int, bytes]] = enumerate(block.split(b"\n")[:-1])
     if mark:
         of_rank = ((index, line) for index, line in of_rank if line.startswith(mark))
     found = [(index, line) for index, line in of_rank if text in line]

@@ -124,8 +124,10 @@ def read(lines: Iterable[Line]) -> Training:
             found.append((at, now))
     epochs = now.epochs
     if _counts_through([each for _, each in found]):
-        plain = {"epochs": None, "is_epoch_bar": False}
-        found = [(at, each._replace(**plain) if each.steps else each) for at, each in found]
+        found = [
+            (at, each._replace(epochs=None, is_epoch_bar=False) if each.steps else each)
+            for at, each in found
+        ]
         now = found[-1][1]
     # When which share was done, by lines that count steps and by those that count epochs only.
     by_step: list[_Mark] = []

@@ -210,6 +210,7 @@ def test_the_browser_says_that_a_job_has_ended(home: Path, source: Path, open_pa
         "Browser.grantPermissions", {"permissions": ["notifications"], "origin": page.base}
     )
     page.open(f"/job/{job}")
+    page.shows("RUNNING")
     page.script(NOTES)
     page.click("button", "Notify me")
     page.shows("The browser will tell you when the job has ended")

@@ -97,6 +97,9 @@ class _JobPage:
             for name in views:
                 self._panels[name] = ui.column().classes("w-full gap-3")
             tabs.on_value_change(self._change)
+            if self._job.has_final_status and view == views[0]:
+                # All of it is known: the first response shows it.
+                await self._show(view)
             # A platform may take longer to answer than NiceGUI waits for a page.
             await ui.context.client.connected()
             if not self._job.has_final_status:

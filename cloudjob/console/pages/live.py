@@ -11,10 +11,12 @@ from typing import Any, Literal
 from nicegui import ui
 
 from cloudjob.console.charts import Chart, Shows, View
+from cloudjob.console.log_table import LogTable, Selection
 from cloudjob.console.pages.chart_table import chart_table
 from cloudjob.console.pages.frame import heading
 from cloudjob.console.pages.widgets import toggle
 from cloudjob.console.text import displayable
+from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.tracking import Job
 
@@ -23,6 +25,8 @@ _REFRESH_S = 3.0
 _PAUSE_FACTOR = 10
 # The pause between two changes by one control.
 _THROTTLE_S = 0.2
+# The most seconds to wait for a log that is being read, and between two looks.
+_READ_S, _POLL_S = 10.0, 0.1
 
 
 class Live:
@@ -229,3 +233,13 @@ class ChartPanel:
     def _show_table(self) -> None:
         with self._chart.client:
             chart_table(self._shown)
+
+
+async def until_read(log: LogTable) -> None:
+    """Wait until the log of a job was read, at most some seconds; that of a running one to now."""
+    end_s = time.monotonic() + _READ_S
+    while time.monotonic() < end_s:
+        page = await in_thread(log.page, Selection(), 0, 0)
+        if page.is_complete or page.error or (page.is_live and page.total):
+            return
+        await asyncio.sleep(_POLL_S)

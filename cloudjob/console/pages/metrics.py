@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
-import time
 
 from nicegui import ui
 
 from cloudjob.console import charts
-from cloudjob.console.log_table import LogTable, Selection
-from cloudjob.console.pages.live import ChartView, ViewChoice
+from cloudjob.console.pages.live import ChartView, ViewChoice, until_read
 from cloudjob.console.pages.widgets import show_command, text_table
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
@@ -20,8 +17,6 @@ from cloudjob.model.text import counted
 from cloudjob.tracking import Job
 
 _MAX_PATTERN = 1000
-# The most seconds to wait for a log that is being read, and between two looks.
-_READ_S, _POLL_S = 10.0, 0.1
 
 
 async def build(console: Console, job: Job) -> None:
@@ -67,7 +62,7 @@ class _Trial:
             return
         try:
             log = await in_thread(self._console.log, self._job.id)
-            await _has_lines(log)
+            await until_read(log)
             found = await in_thread(log.try_pattern, pattern)
         except CloudJobError as error:
             self._result.clear()
@@ -83,13 +78,3 @@ class _Trial:
                 text_table("Last values", rows)
                 metric = shlex.quote(f"NAME={pattern}")
                 show_command("All values:", f"cloudjob metrics {self._job.id} --metric {metric}")
-
-
-async def _has_lines(log: LogTable) -> None:
-    """Wait until the log of a job was read, at most some seconds; that of a running one to now."""
-    end_s = time.monotonic() + _READ_S
-    while time.monotonic() < end_s:
-        page = await in_thread(log.page, Selection(), 0, 0)
-        if page.is_complete or page.error or (page.is_live and page.total):
-            return
-        await asyncio.sleep(_POLL_S)

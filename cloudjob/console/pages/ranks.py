@@ -7,7 +7,7 @@ from typing import Any
 from nicegui import ui
 
 from cloudjob.console import charts, rank_lanes
-from cloudjob.console.pages.live import ChartPanel, Live
+from cloudjob.console.pages.live import ChartPanel, Live, until_read
 from cloudjob.console.pages.widgets import column, short_grid, toggle
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
@@ -104,6 +104,7 @@ class _Table(Live):
         self._grid: ui.aggrid | None = None
 
     async def draw(self) -> str:
+        await until_read(await in_thread(self._console.log, self.job.id))
         rows = await in_thread(self._rows)
         if self._grid:
             self._grid.run_grid_method("setGridOption", "rowData", rows)
