@@ -163,7 +163,9 @@ def digest(path: str, size_bytes: int | None = None) -> str:
 
 def _children(folder: str) -> tuple[list[str], list[str], list[str]]:
     """Return the names of the folders in a folder, of everything else, and those that are ours."""
-    folders, others, reserved = [], [], []
+    folders: list[str] = []
+    others: list[str] = []
+    reserved: list[str] = []
     with os.scandir(folder) as found:
         for entry in found:
             is_folder = entry.is_dir(follow_symlinks=False)

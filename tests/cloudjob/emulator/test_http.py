@@ -246,9 +246,15 @@ def put_of(endpoint: str, target: str) -> bytes:
 
 @pytest.mark.parametrize("parts", [(), (b"GET / HT",), (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",)])
 def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, parts: tuple[bytes, ...]):
-    """The client stops sending before a request, within its head, or after the answer."""
+    """The client stops sending before a request, within its head, or after the answer.
+
+    No answer waits for the acknowledgement of its first part, which a client delays by 40 ms.
+    """
+    delays: list[bool] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        end = scope["state"]["transport"].get_extra_info("socket")
+        delays.append(not end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         await Response("ok")(scope, receive, send)
 
     monkeypatch.setattr(http_server, "IDLE_S", 0.2)
@@ -263,3 +269,4 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, parts: t
                 pass
     finally:
         server.close()
+    assert delays == [False] * any(b"\r\n\r\n" in part for part in parts)

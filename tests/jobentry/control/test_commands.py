@@ -16,6 +16,7 @@ import pytest
 from jobentry.contract.env import NodeEnv
 from jobentry.control import commands
 from jobentry.launchers import rsh_agent
+from jobentry.launchers.common import Process
 from tests.support.loops import make_loop, paths_in, signals_restored
 
 COMMAND = " PATH=/usr/bin:$PATH ; export PATH ; /usr/bin/orted -mca x 'a\tb' ü \udcff\n; true"
@@ -126,6 +127,19 @@ def test_an_unknown_host_is_an_error_for_mpirun(head: Head):
     head.until(lambda: process.poll() is not None)
 
     assert (process.returncode, process.communicate()[0]) == (255, b"c is not a node of this job\n")
+
+
+def test_a_warning_of_open_mpi_that_says_nothing_is_not_shown(
+    capsys: pytest.CaptureFixture[str], head: Head
+):
+    """The kernel lets only one of mpirun and its agent set the process group of the agent."""
+    warning = "[w0:1] plm:ssh: Warning: setpgid(7,7) failed in parent with errno=Permission denied"
+    text = f"{warning}\n{'-' * 70}\nreal\n"
+    started = commands.LaunchProcesses(head.loop, lambda: False)
+    assert started.start([Process("mpirun", ("printf", "%s", text), os.environ)], "/") == ""
+    head.until(lambda: not started.are_running)
+
+    assert capsys.readouterr().err == "jobentry: mpirun: real\n"
 
 
 def test_a_command_whose_agent_is_gone_does_no_harm(head: Head):
