@@ -467,7 +467,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                     pass
             has_read.set()
             # Give up as soon as the API server fails: nothing waits for this thread.
-            with contextlib.suppress(CloudJobError):
+            # A job that is removed meanwhile takes the folder of its logs with it.
+            with contextlib.suppress(CloudJobError, FileNotFoundError):
                 for _ in self._follow(handle, None, OutageLimit(limit_s=0.0)):
                     pass
 
