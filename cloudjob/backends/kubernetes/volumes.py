@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -107,7 +107,7 @@ def resolved(submission: Submission) -> Submission:
     options = spec.kubernetes.with_values(volumes=[*spec.kubernetes.volumes, *mounts])
     inputs = {name: uri for name, uri in spec.inputs.items() if name not in paths}
     made = spec.with_values(inputs=inputs, env={**spec.env, **paths}, kubernetes=options)
-    return replace(submission, spec=made, outputs=outputs)
+    return submission._replace(spec=made, outputs=outputs)
 
 
 # -- what must exist ------------------------------------------------------------------------------
