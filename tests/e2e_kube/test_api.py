@@ -709,9 +709,8 @@ def test_users_with_the_same_role_share_the_jobs_of_a_namespace(
     store = (lab.folder / "store").as_uri()
     lab.environ["CLOUDJOB_HOME"] = str(lab.folder / "another-home")
     log_in(lab, lab.cluster.peer)
-    assert [item["id"] for item in json.loads(lab.run("list", "--store", store, "--json").out)] == [
-        job
-    ]
+    listed = json.loads(lab.run("list", "--store", store, "--json").out)
+    assert [item["job"] for item in listed] == [job]
     assert lab.status(f"{store}/{job}")["state"] == "RUNNING"
     assert lab.run("logs", job).out == "[1] hello\n"
     outputs = lab.run("outputs", job)
