@@ -49,16 +49,6 @@ const texts = ({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0,
 axe.run(document, { resultTypes: ["violations"] })
   .then(({ violations }) => done(violations.flatMap(texts)));
 """
-# Remembers the notifications that the browser shows.
-NOTES = """
-window.notes = [];
-window.Notification = class extends Notification {
-  constructor(title, options) {
-    super(title, options);
-    window.notes.push([title, options.body]);
-  }
-};
-"""
 # The contrast of the texts of the first chart with the panel behind them.
 CONTRAST = """
 const { chart } = getElement(+document.querySelector("[_echarts_instance_]").id.slice(1));
@@ -200,24 +190,6 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
     poll(lambda: page.text.partition(" s · submitted")[0] != duration, "a fresh duration")
     page.click(".q-dialog button", "Cancel")
     page.shows("CANCELLED")
-
-
-def test_the_browser_says_that_a_job_has_ended(home: Path, source: Path, open_page: OpenPage):
-    done = run(home, "submit", "--detach", "--name", "noted", "train.py", "100000", cwd=source)
-    job = done.stdout.strip().rpartition("/")[2]
-    page = open_page(home)
-    page.driver.execute_cdp_cmd(
-        "Browser.grantPermissions", {"permissions": ["notifications"], "origin": page.base}
-    )
-    page.open(f"/job/{job}")
-    page.shows("RUNNING")
-    page.script(NOTES)
-    page.click("button", "Notify me")
-    page.shows("The browser will tell you when the job has ended")
-    assert run(home, "cancel", "--now", job).returncode == 0
-
-    page.await_true("window.notes.length === 1")
-    assert page.script("return window.notes[0][0]") == "noted: CANCELLED"
 
 
 CHARTS = (
