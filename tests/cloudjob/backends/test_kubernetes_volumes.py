@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def with_volumes(engine: str = "job", options: Any = None, **values: Any):
     """Return the request of a job whose inputs and outputs are volumes."""
     made = submission(engine, options, **{**NAMED, **values})
     outputs = tuple((name, uri or "s3://bucket/x") for name, uri in made.spec.outputs.items())
-    return request.build(replace(made, outputs=outputs), ENGINES[engine], NAMESPACE)
+    return request.build(made._replace(outputs=outputs), ENGINES[engine], NAMESPACE)
 
 
 def examples() -> dict[str, Any]:
