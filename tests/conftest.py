@@ -78,15 +78,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
+_WHOLE_FILES = (
+    "tests/cloudjob/emulator/",
+    "tests/e2e_docker/test_emulator.py",
+    "tests/e2e_slurm/test_full_disks.py",
+    "tests/test_wheel.py",
+)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run the tests of each file of the emulator in one worker: an emulator takes long to start."""
+    """Run the tests of files whose fixtures take long, such as an emulator, in one worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return file if file.startswith("tests/cloudjob/emulator/") else nodeid
+            return file if file.startswith(_WHOLE_FILES) else nodeid
 
     return Scheduling(config, log)
 

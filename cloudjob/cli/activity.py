@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from cloudjob import Journals
 from cloudjob.cli.status import transferred
-from cloudjob.errors import BackendError
+from cloudjob.errors import CloudJobError
 from cloudjob.model import summary
 from cloudjob.model.text import one_line
 from cloudjob.model.times import seconds_of
@@ -131,7 +131,9 @@ class Activity:
         # Whether a rank has written something.
         self.has_output = False
         self._wait: Wait | None = None
-        self._next_status_s = self._since_s = self._printed_s = 0.0
+        self._since_s = self._printed_s = 0.0
+        # A shorter wait is not shown.
+        self._next_status_s = time.monotonic() + _QUIET_S
         self._text = self._shown = self._printed = ""
 
     def add(self, node: int, lines: Iterable[bytes]) -> None:
@@ -143,13 +145,14 @@ class Activity:
         """Return what the job is doing, and for how long; empty during the first second."""
         now_s = time.monotonic()
         self._shown = self._current_text(now_s)
-        is_wait = self._shown.startswith(_WAIT_PREFIX)
+        is_wait = self._shown.startswith((_WAIT_PREFIX, _ABSENT))
         doing = self._shown if is_wait else self._shown.partition(": ")[0]
         if doing != self._text:
             self._text, self._since_s = doing, now_s
         lasted_s = now_s - self._since_s
-        if is_wait and self._wait:
-            lasted_s = max(lasted_s, time.time() - seconds_of(self._wait.since))
+        since_s = seconds_of(self._wait.since) if is_wait and self._wait else 0.0
+        if since_s:
+            lasted_s = max(lasted_s, time.time() - since_s)
         if lasted_s < _QUIET_S:
             self._shown = ""
         return self._shown and f"{self._shown} ({summary.span(int(lasted_s))})"
@@ -177,7 +180,7 @@ class Activity:
         if now_s >= self._next_status_s:
             self._next_status_s = now_s + _STATUS_S
             # Following the log reports an error that persists.
-            with suppress(BackendError):
+            with suppress(CloudJobError):
                 self._wait = self._job.status().wait
         return self._wait
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import signal
-import sys
 import threading
 from typing import NoReturn
 
@@ -39,7 +38,7 @@ def _console(options: argparse.Namespace) -> int:
         print_message(f"the console runs until Ctrl-C; open this link, which works once:\n  {link}")
         if options.no_open:
             print_message(f"from another machine: ssh -N -L {port}:127.0.0.1:{port} HOST")
-        if sys.stdin is not None and os.isatty(0):
+        if os.isatty(0) and (options.no_open or not _browses_in_terminal()):
             print_message("for another browser: press Enter for a new link")
             # In the background, reading fails instead of stopping the console.
             signal.signal(signal.SIGTTIN, signal.SIG_IGN)
@@ -58,6 +57,17 @@ def _console(options: argparse.Namespace) -> int:
             hint="choose another one with --port, or 0 for a free one",
         ) from error
     return 0
+
+
+def _browses_in_terminal() -> bool:
+    """Whether the browser that opens reads from this terminal."""
+    import webbrowser
+
+    try:
+        # Of its classes, this one is for text browsers; those with windows are derived from it.
+        return type(webbrowser.get()) is webbrowser.GenericBrowser
+    except webbrowser.Error:
+        return False
 
 
 def _print_links(new_link: Callable[[], str]) -> None:

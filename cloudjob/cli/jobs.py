@@ -501,7 +501,7 @@ def _outputs(options: argparse.Namespace) -> int:
         print_message("hint: if you trust that place, copy it with your own tools")
     for note in found.notes:
         print_message(note)
-    if not found and not found.notes:
+    if not found and not found.notes and not found.refused:
         print_message(f"job {job.id} has saved no outputs")
     elif options.to is None:
         _print_outputs(found)
@@ -526,11 +526,14 @@ def _fetch_outputs(found: cloudjob.Outputs, folder: Path) -> None:
     from cloudjob.cli.live import Transfers
 
     is_new = not folder.exists()
-    with Transfers("fetched") as transfers:
-        files = found.download(folder, on_progress=transfers.report)
-    if is_new and folder.is_dir():
-        # Neither git nor the package of the next job takes what a job has made.
-        (folder / ".gitignore").write_text("*\n")
+    try:
+        with Transfers("fetched") as transfers:
+            files = found.download(folder, on_progress=transfers.report)
+    finally:
+        if is_new and folder.is_dir():
+            # Neither git nor the package of the next job takes what a job has made.
+            with contextlib.suppress(OSError):
+                (folder / ".gitignore").write_text("*\n")
     for file in files:
         print_name(str(folder / file.name))
         if file.is_incomplete:

@@ -286,11 +286,15 @@ def given_flags(options: argparse.Namespace) -> dict[str, Any]:
 
 def _of_section(text: str) -> tuple[str, str, str]:
     """Return the section, the key and the value that --set names."""
+    from cloudjob.model.job import SECTIONS, JobSpec
+
+    example = "for example --set kubernetes.namespace=lab"
     where, equals, value = text.partition("=")
     section, dot, key = where.partition(".")
     if not (equals and dot):
-        example = "for example --set kubernetes.namespace=lab"
         raise UsageError(f"reading --set {text}: not SECTION.KEY=VALUE", hint=example)
+    if section in JobSpec.KEYS and section not in SECTIONS:
+        raise UsageError(f"reading --set {where}: {section} is not a section", hint=example)
     return section, key, value
 
 

@@ -110,7 +110,8 @@ def print_status(
 
 def _native(status: JobStatus) -> str:
     """Return the platform's own word, without the reason that ``waits`` shows."""
-    return status.native_state.partition(" (")[0] if status.wait else status.native_state
+    wait = status.wait.message if status.wait else ""
+    return status.native_state.removesuffix(f" ({wait})")
 
 
 def _ranks(procs_per_node: int) -> str:

@@ -135,7 +135,11 @@ def _local_inputs(layer: Layer) -> dict[str, dict[str, Any]]:
         from urllib.parse import quote_from_bytes
 
         path = os.path.normpath(layer.folder / str(place))
-        return f"file://{quote_from_bytes(os.fsencode(path))}"
+        try:
+            # A sweep replaces {NAME} later.
+            return f"file://{quote_from_bytes(os.fsencode(path), safe='/~{}')}"
+        except UnicodeEncodeError:
+            return place
 
     return {"inputs": {name: uri(place) for name, place in inputs.items()}}
 

@@ -25,8 +25,8 @@ from cloudjob.tracking.lookup import attach
 # Longer reasons are cut; the page of the job shows them in full.
 _REASON_CHARS = 400
 _REFRESH_S = 2.0
-# Seconds between two questions whether jobs hang.
-_ASK_S = 10.0
+# Seconds between two questions whether jobs hang, some of which read the end of a log.
+_ASK_S = 60.0
 # The rows that are read before all others.
 _FIRST_ROWS = 200
 # The thread pauses after this many seconds without a request from a page.
@@ -143,10 +143,11 @@ class JobList:
     def _ask(self, jobs: Sequence[tuple[JobStatus, Job]]) -> None:
         """Ask the running jobs now and then how they hang, which may take seconds."""
         if self._asked and self._asked.done():
-            self._hangs, self._asked = self._asked.result(), None
+            asked, self._asked = self._asked, None
+            self._next_ask_s = time.monotonic() + _ASK_S
+            self._hangs = asked.result()
         if not self._asked and time.monotonic() >= self._next_ask_s:
             self._asked = start_call(partial(running_hangs, jobs))
-            self._next_ask_s = time.monotonic() + _ASK_S
 
     def _current_row(self, record: JobRecord) -> Row | None:
         """Return the present row of a job, unless the records have a newer, final status."""

@@ -351,8 +351,9 @@ class LogTable:
             open_lines = [(rank, data) for (_, rank), data in self._open.items()]
         found: dict[int, str] = {}
         for rank, data in (*open_lines, *pairs):
-            if rank is not None and rank not in found:
-                found[rank] = _shortened(displayable_line(data))
+            text = displayable_line(data)
+            if rank is not None and rank not in found and text.strip():
+                found[rank] = _shortened(text)
         return found
 
     def progress(self) -> Training:

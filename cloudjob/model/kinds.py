@@ -472,7 +472,7 @@ def _check_uri(uri: str, schemes: tuple[str, ...]) -> str:
         shown = given(uri.partition("?")[0])
         if mark:
             raise ValueError(f"has an unsupported scheme (given {shown}; allowed {allowed})")
-        folder = "a folder of this machine is ./its/path or file:///its/path"
+        folder = "a folder of this machine is file:///its/path"
         raise ValueError(f"is not a URI (given {shown}; allowed {allowed}; {folder})")
     return uri
 

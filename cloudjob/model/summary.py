@@ -65,9 +65,10 @@ def wait(status: JobStatus) -> str:
     """Return for how long a job has waited, and for what; empty if its platform does not say so."""
     if status.wait is None:
         return ""
-    seconds = time.time() - times.seconds_of(status.wait.since)
     hint = f"; {status.wait.hint}" if status.wait.hint else ""
-    return f"{span(int(seconds))}: {status.wait.message}{hint}"
+    what = f"{status.wait.message}{hint}"
+    since_s = times.seconds_of(status.wait.since)
+    return f"{span(int(time.time() - since_s))}: {what}" if since_s else what
 
 
 def attempt(status: JobStatus) -> str:

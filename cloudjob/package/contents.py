@@ -45,7 +45,9 @@ def read(store: ObjectStore, key: str) -> list[Entry]:
             with open_layer(open_stored(store, layer), layer.digest) as (_, manifest):
                 return manifest
 
-        tree = merge(in_parallel(load, layers, abort=store.abort))
+        # The directory of a large layer, which others may have written, may fill the memory.
+        is_large = any(layer.size_bytes > _PIECE_BYTES for layer in layers)
+        tree = merge(in_parallel(load, layers, at_once=1 if is_large else 16, abort=store.abort))
     except FormatError as error:
         raise StoreError(f"reading the package {store.uri(key)}: {error}") from error
     return [tree[name] for name in sorted(tree)]

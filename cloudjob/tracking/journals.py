@@ -112,21 +112,20 @@ class Journals:
     def add(self, node: int, lines: Iterable[bytes]) -> None:
         """Add lines of the journal of ``node``; damaged lines are skipped."""
         for line in lines:
-            if self._room <= 0:
-                log_once("the journals of the nodes are too long: their ends were not read")
-                return
-            entry = journal.load(line)
+            entry, is_full = journal.load(line), self._room <= 0
+            if is_full:
+                log_once("the journals of the nodes are long: only their last samples are kept")
             self._room -= 0 if self._is_short else _values_of(entry)
             if isinstance(entry, journal.Phase):
-                self._phases[node, entry.name, entry.started_at] = entry
+                key = node, entry.name, entry.started_at
+                self._phases.update({key: entry} if not is_full or key in self._phases else {})
             elif isinstance(entry, hangs.Hang):
                 self._hang = (node, entry)
             elif isinstance(entry, slow.Slow):
                 self._slow = (node, entry)
             elif entry is not None:
-                kept = [] if self._is_short else self._samples.get(node, [])
-                self._samples[node] = kept
-                kept.append(entry)
+                kept = self._samples.setdefault(node, [])
+                kept[-1 if self._is_short or is_full else len(kept) :] = [entry]
 
     def add_missing(self, other: Journals) -> None:
         """Add the journals in ``other`` of nodes that are missing here."""

@@ -177,7 +177,7 @@ def running_hangs(rows: Sequence[tuple[JobStatus, Job | None]]) -> dict[str, str
 def _hang_of(job: Job) -> str:
     try:
         hang = job.latest().hang_at(time.time())
-    except CloudJobError:
+    except (CloudJobError, OSError):
         # The row already says that the platform does not answer, or the next status does.
         return ""
     return f"hangs: {hang.message}" if hang else ""

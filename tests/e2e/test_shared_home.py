@@ -80,7 +80,8 @@ def test_a_command_names_the_machine_of_a_job_that_it_cannot_reach(cloud, on):
     on(LOGIN1)
     job = submit(cloud)
     on("login2")
-    cloud.environ.update(limited_files(cloud.home, "local-locks"))
+    of_login2 = limited_files(cloud.home, "local-locks")
+    cloud.environ.update(of_login2)
 
     for command in ("cancel", "wait", "rm", "logs -f", "attach"):
         done = cloud.cli(*command.split(), job)
@@ -91,6 +92,8 @@ def test_a_command_names_the_machine_of_a_job_that_it_cannot_reach(cloud, on):
         assert hint.startswith("hint: run the command on login1; ")
     (cloud.results / "go").touch()
     on(LOGIN1)
+    for name in of_login2:
+        del cloud.environ[name]
     done = cloud.cli("wait", job)
     assert done.code == 0, done
 

@@ -27,7 +27,7 @@ from cloudjob.backends.delivery import BOOT, new_ssh_key
 from cloudjob.backends.kubernetes import errors, events, kubeconfig, kueue, logs, state, waiting
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.client import POD, Client
-from cloudjob.backends.kubernetes.engine import CONFIG_MAP, SECRET, SERVICE, Engine
+from cloudjob.backends.kubernetes.engine import CONFIG_MAP, SECRET, SERVICE, Engine, Stage
 from cloudjob.backends.kubernetes.kubeconfig import Cluster
 from cloudjob.backends.kubernetes.kueue import Deactivation
 from cloudjob.backends.kubernetes.logs import Place
@@ -255,9 +255,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 return Ended("deleted", Cause.CANCELLED, Failure(), stop=Stop.OUTSIDE)
             raise
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
-        now = where.engine.stage(job, is_cancelled).state
+        stage = where.engine.stage(job, is_cancelled)
+        now = stage.state
         if now.is_final:
-            pods, waits = self._read_ended(client, where, handle, job, now)
+            pods, waits = self._read_ended(client, where, handle, job, stage)
         else:
             pods, waits = self._read_pods(client, where, job, now)
             self._note_disrupted(handle, pods)
@@ -307,16 +308,17 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return pods, waits
 
     def _read_ended(
-        self, client: Client, where: _Handle, handle: str, job: Mapping[str, Any], now: JobState
+        self, client: Client, where: _Handle, handle: str, job: Mapping[str, Any], stage: Stage
     ) -> tuple[list[Pod], list[Wait]]:
         """Return the pods of a job that has ended, and why others never came or were removed."""
         pods, _ = logs.pods(client, self._place(where, None))
         self._note_disrupted(handle, pods)
-        pods = self._with_disrupted(handle, pods)
-        if now is not JobState.FAILED:
+        pods = self._with_disrupted(handle, pods, may_restart=stage.may_restart)
+        if stage.state is not JobState.FAILED:
             return pods, []
         pods, waits = events.explained(client, where.job_names, pods), []
-        if _is_short(where.engine, job, pods):
+        # With retries, the events may be those of an earlier attempt.
+        if not stage.may_restart and _is_short(where.engine, job, pods):
             waits = events.losses(client, where.job_names)
             waits += _creation(events.waits(client, where.engine, where.job_names, job, pods))
         return pods, waits
@@ -326,10 +328,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         ending = {pod.uid: pod for pod in pods if pod.is_leaving and pod.reason}
         self._disrupted.setdefault(handle, {}).update(ending)
 
-    def _with_disrupted(self, handle: str, pods: list[Pod]) -> list[Pod]:
+    def _with_disrupted(self, handle: str, pods: list[Pod], *, may_restart: bool) -> list[Pod]:
         """Return the pods of an ended job with those that the cluster has ended and deleted."""
-        # A newer pod of the same node belongs to a later attempt, unless it has never started.
-        present = {pod.node for pod in pods if pod.has_started or pod.is_over}
+        # A newer pod of the same node belongs to a later attempt, or takes the place of a lost one.
+        present = {pod.node for pod in pods if may_restart or pod.has_started or pod.is_over}
         noted = list(self._disrupted.get(handle, {}).values())
         return [*pods, *(pod for pod in noted if pod.node not in present)]
 

@@ -150,7 +150,9 @@ def _named(client: Client, job_names: Names, name: str, more: str = "") -> list[
 
 
 def _is_of_create(warning: Event) -> bool:
-    return str(warning.get("reason") or "").startswith(_CREATES)
+    # The MPI operator gives a job that has failed the same reason.
+    has_failed = str(warning.get("message") or "").endswith("has failed")
+    return str(warning.get("reason") or "").startswith(_CREATES) and not has_failed
 
 
 def _is_of_removal(item: Event) -> bool:
@@ -173,5 +175,5 @@ def _object_name(item: Event) -> str:
 
 
 def _wait(phase: WaitPhase, item: Event) -> Wait:
-    since = str(item.get("firstTimestamp") or waiting.moment(item))
+    since = waiting.first_moment(item)
     return waiting.trouble(phase, since, str(item.get("reason") or ""), item.get("message"))

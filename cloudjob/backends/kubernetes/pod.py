@@ -286,6 +286,8 @@ def _secure(pod: dict[str, Any], container: dict[str, Any], user: str) -> None:
     if user:
         group = int(gid or uid)
         ids = {"runAsUser": int(uid), "runAsGroup": group, "fsGroup": group}
+        # Otherwise the kubelet changes every file of a volume at each start.
+        ids["fsGroupChangePolicy"] = "OnRootMismatch"
         ids["runAsNonRoot"] = int(uid) != 0
     pod["securityContext"] = {**ids, "seccompProfile": {"type": "RuntimeDefault"}}
     if not user or int(uid):

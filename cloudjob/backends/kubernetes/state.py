@@ -141,7 +141,7 @@ def status_of(
     if engine.reads_pods and not stage.state.is_final:
         stage = _with_pods(stage, nodes, is_cancelled=is_cancelled)
     if not (stage.state.is_final or stage.may_restart or is_cancelled):
-        stage = _without_head(stage, nodes)
+        stage = _without_head(stage, nodes, reads_pods=engine.reads_pods)
     starts = [pod.started_at for pod in nodes if pod.started_at]
     started_at = min(starts, default="") or _time(stage.started_at) or None
     if stage.state.is_final:
@@ -190,7 +190,7 @@ def _with_pods(stage: Stage, nodes: list[Pod], *, is_cancelled: bool) -> Stage:
     return stage
 
 
-def _without_head(stage: Stage, nodes: list[Pod]) -> Stage:
+def _without_head(stage: Stage, nodes: list[Pod], *, reads_pods: bool) -> Stage:
     """Return the status of a job whose head did not start before a worker gave up waiting for it.
 
     A controller waits for such a head for ever; if it starts after all, it ends soon, too.
@@ -198,7 +198,9 @@ def _without_head(stage: Stage, nodes: list[Pod]) -> Stage:
     ended = [pod for pod in nodes if pod.node and pod.is_over and not pod.is_leaving]
     has_failed = any(pod.exit_code for pod in ended) and not stage.has_asked
     heads = [pod for pod in nodes if pod.node == 0]
-    is_late = all(pod.wait for pod in heads) if heads else stage.state is JobState.PENDING
+    # A controller of Kubernetes counts a head that was removed; one without a pod never had any.
+    is_absent = reads_pods or stage.state is JobState.PENDING
+    is_late = all(pod.wait for pod in heads) if heads else is_absent
     if not (has_failed and is_late):
         return stage
     native = f"{stage.native}, but its head has not started in time"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from cloudjob.model.text import given
 CLAIM = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 ACCOUNT = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 
+# The name of an object of Kubernetes.
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
 # Below this folder, volumes are mounted under the name of their input or output.
 _MOUNTS = "/mnt/cloudjob"
 # The fields of a pod that refer to an object, wherever they are.
@@ -68,7 +71,7 @@ def uri_problems(submission: Submission) -> Iterator[str]:
     }
     for key, uri in uris.items():
         place = place_of(uri)
-        if place and (not place.name or ".." in place.path.split("/")):
+        if place and (not _NAME.fullmatch(place.name) or ".." in place.path.split("/")):
             example = f"{place.scheme}://name/path"
             yield f"{key}: names no place in a volume (given {given(uri)}; for example {example})"
     for name in spec.input_nodes:
@@ -88,7 +91,7 @@ def resolved(submission: Submission) -> Submission:
 
     def mounted(name: str, place: Place, *, is_read_only: bool) -> str:
         # A pod that mounts one claim as two volumes may never start (kubernetes#28502).
-        volume = names.setdefault(str(place.source), f"named-{len(names)}")
+        volume = names.setdefault(str(place.source), f"cloudjob-{len(names)}")
         mount = {"mountPath": f"{_MOUNTS}/{name}", "readOnly": is_read_only}
         mounts.append({"name": volume, **place.source, **mount})
         return f"{_MOUNTS}/{name}/{place.path}".rstrip("/")
@@ -104,6 +107,12 @@ def resolved(submission: Submission) -> Submission:
     )
     if not mounts:
         return submission
+    written = {mount["name"] for mount in mounts if not mount["readOnly"]}
+    for mount in mounts:
+        claim = mount.get("persistentVolumeClaim")
+        if claim and mount["name"] not in written:
+            # Otherwise the kubelet may change the group of every file in it.
+            mount["persistentVolumeClaim"] = {**claim, "readOnly": True}
     options = spec.kubernetes.with_values(volumes=[*spec.kubernetes.volumes, *mounts])
     inputs = {name: uri for name, uri in spec.inputs.items() if name not in paths}
     made = spec.with_values(inputs=inputs, env={**spec.env, **paths}, kubernetes=options)
@@ -148,7 +157,8 @@ def needs_of(manifest: Any) -> Needs:
             if claim:
                 used, now = needs.claims.get(claim), _use(pod, volume)
                 is_read_only = now.is_read_only and (used is None or used.is_read_only)
-                needs.claims[claim] = now._replace(is_read_only=is_read_only)
+                is_together = now.is_together and (used is None or used.is_together)
+                needs.claims[claim] = Use(is_read_only, is_together)
             if path := str((volume.get("hostPath") or {}).get("path") or ""):
                 needs.host_paths.add(path)
         for resource, name, keys in _references(pod):

@@ -18,8 +18,8 @@ _WARNING = "Warning"
 # Characters of a reason that are shown: a scheduler can write pages.
 _MAX_CHARS = 300
 # A duration as Go writes it: "1m31.5s", "350ms".
-_DURATION = re.compile(r" in ((?:[0-9.]+(?:h|ms|m|s))+)", re.ASCII)
-_PART = re.compile(r"([0-9.]+)(h|ms|m|s)", re.ASCII)
+_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(h|ms|m|s)", re.ASCII)
+_DURATION = re.compile(rf" in ((?:{_PART.pattern})+)", re.ASCII)
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _QUOTED = re.compile(r'"([^"]+)"')
 
@@ -77,7 +77,7 @@ def with_events(wait: Wait, events: Iterable[Mapping[str, Any]], took: str) -> W
     reason, message = str(last.get("reason") or ""), str(last.get("message") or "")
     if last.get("type") == _WARNING:
         phase = WaitPhase.MOUNTING if reason in _MOUNTS else wait.phase
-        return trouble(phase, moment(last), reason, message)
+        return trouble(phase, first_moment(last), reason, message)
     if reason == "Pulling":
         image = _QUOTED.search(message)
         text = f"pulling the image {image[1]}" if image else message
@@ -113,6 +113,11 @@ def moment(item: Mapping[str, Any]) -> str:
     )
 
 
+def first_moment(item: Mapping[str, Any]) -> str:
+    """Return when an event was first seen: it is repeated while its cause lasts."""
+    return str(item.get("firstTimestamp") or item.get("eventTime") or moment(item))
+
+
 def trouble(phase: WaitPhase, since: str, reason: str, message: object) -> Wait:
     """Return a wait for something that may never come by itself."""
     text = str(message or "")
@@ -120,7 +125,7 @@ def trouble(phase: WaitPhase, since: str, reason: str, message: object) -> Wait:
         phase=phase,
         since=times.normalised(since),
         message=shortened(f"{reason}: {text}".strip(": ")),
-        hint=reasons.hint(reason, text),
+        hint=reasons.hint(reason, text if phase is WaitPhase.CREATION else ""),
         is_trouble=True,
     )
 

@@ -113,7 +113,12 @@ def rank_grid(
         values = {rank: number for rank, number in shown.items() if number is not None}
     if not values:
         return None
-    has_row_for_node = status.nodes > 1 and 1 < status.procs_per_node <= _MANY_CELLS_IN_ROW
+    has_row_for_node = (
+        status.nodes > 1
+        and 1 < status.procs_per_node <= _MANY_CELLS_IN_ROW
+        # Variables can place ranks in another order.
+        and all(points[-1].node == rank // status.procs_per_node for rank, points in last.items())
+    )
     columns = _CELLS_IN_ROW if max(states) < _MANY else _MANY_CELLS_IN_ROW
     columns = status.procs_per_node if has_row_for_node else columns
     rows = max(states) // columns + 1
@@ -165,9 +170,10 @@ def rank_rows(
 ) -> list[dict[str, Any]]:
     """Return a row for each rank, those that failed first."""
     states = rank_states(journals, status)
+    points_of = journals.ranks
     rows = []
     for rank in sorted(states, key=lambda rank: (_STATES.index(states[rank]), rank)):
-        points = journals.ranks.get(rank)
+        points = points_of.get(rank)
         sample = _while_running(points).sample if points else None
         rows.append({
             "rank": rank,

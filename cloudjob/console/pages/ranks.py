@@ -104,7 +104,8 @@ class _Table(Live):
         self._grid: ui.aggrid | None = None
 
     async def draw(self) -> str:
-        await until_read(await in_thread(self._console.log, self.job.id))
+        if self.job.has_final_status:
+            await until_read(await in_thread(self._console.log, self.job.id))
         rows = await in_thread(self._rows)
         if self._grid:
             self._grid.run_grid_method("setGridOption", "rowData", rows)

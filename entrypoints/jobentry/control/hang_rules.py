@@ -153,7 +153,7 @@ def _deadlock(job: _Job, limits: Limits) -> Hang | None:
 
 def _devices_wait(job: _Job, limits: Limits) -> Hang | None:
     """All ranks wait, at least one of them for its device, which may wait for other ranks."""
-    if any(each.computes for each in job.waiting):
+    if any(each.computes or each.moved_bytes_s >= _MOVED_BYTES_S for each in job.waiting):
         return None
     late = [each for each in job.waiting if each.missing]
     if not late and any(each.computes is None for each in job.waiting):

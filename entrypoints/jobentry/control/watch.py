@@ -14,6 +14,7 @@ from jobentry.contract import hang_actions, hangs, slow
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import TIMED_OUT, Failure
 from jobentry.contract.hangs import Confidence, Hang, Standing
+from jobentry.contract.malformed import MALFORMED
 from jobentry.contract.slow import RankShare, Slow
 from jobentry.control import hang_rules, slow_rules, transport
 from jobentry.control.hang_rules import LIMITS, NOT_SUSPECTED, Event, lasted_s
@@ -81,7 +82,7 @@ class HangWatch:
 
     def take_rows(self, node: int, values: dict[str, Any]) -> None:
         """Take the report of a worker; one that cannot be read is ignored."""
-        with contextlib.suppress(LookupError, TypeError, ValueError):
+        with contextlib.suppress(*MALFORMED):
             rows = [hangs.from_row(row) for row in values["ranks"]]
             self.take(node, [each._replace(node=node) for each in rows])
 
@@ -202,7 +203,7 @@ class SlowWatch:
 
     def take_rows(self, node: int, values: dict[str, Any]) -> None:
         """Take the report of a worker; one that cannot be read is ignored."""
-        with contextlib.suppress(LookupError, TypeError, ValueError):
+        with contextlib.suppress(*MALFORMED):
             rows = [slow.from_row(row) for row in values["ranks"]]
             self.take(node, [each._replace(node=node) for each in rows])
 

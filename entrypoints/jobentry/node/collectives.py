@@ -9,18 +9,22 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.ht
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import time
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from jobentry.contract.hangs import Progress
+from jobentry.contract.malformed import MALFORMED
 
 _ADDRESS = ("127.0.0.1", 28028)
 _REQUEST = b"CLIENT PROTOCOL 2\nSET FORMAT json\nVERBOSE STATUS\n"
 # 10,000 ranks in a few communicators are about so much.
 _LIMIT_BYTES = 16 << 20
 _TIMEOUT_S = 2.0
+# The state of a socket in proc_net_tcp.
+_LISTENS = "0A"
 _NAME = re.compile(r"[A-Za-z]{1,30}")
 
 
@@ -40,23 +44,38 @@ def ask(address: tuple[str, int] = _ADDRESS) -> dict[int, Launched]:
     """Return what the processes of this machine have launched; empty if NCCL does not answer."""
     try:
         return compare(json.loads(_answer(address)))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (OSError, *MALFORMED):
         return {}
 
 
 def _answer(address: tuple[str, int]) -> bytes:
     end_s = time.monotonic() + _TIMEOUT_S
     received = bytearray()
+    if not _is_of_this_user(address[1]):
+        raise PermissionError("another user listens there")
     with socket.create_connection(address, _TIMEOUT_S) as stream:
         stream.sendall(_REQUEST)
         while len(received) < _LIMIT_BYTES:
-            stream.settimeout(max(0.01, end_s - time.monotonic()))
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the answer takes too long")
+            stream.settimeout(left_s)
             data = stream.recv(1 << 16)
             if not data:
                 break
             received += data
     # The answers to the other commands are lines.
     return bytes(received[received.index(b"{") :])
+
+
+def _is_of_this_user(port: int) -> bool:
+    """Whether a process of this user listens on a port, as ranks would."""
+    with open("/proc/net/tcp", encoding="ascii") as file:
+        sockets = [line.split() for line in file]
+    return any(
+        each[1].endswith(":%04X" % port) and each[3] == _LISTENS and int(each[7]) == os.geteuid()
+        for each in sockets[1:]
+    )
 
 
 def compare(status: Mapping[str, Any]) -> dict[int, Launched]:

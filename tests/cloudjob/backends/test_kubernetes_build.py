@@ -641,7 +641,13 @@ def test_only_retained_keys_stay():
         ("0", {"runAsUser": 0, "runAsNonRoot": False}, None),
         (
             "7:8",
-            {"runAsUser": 7, "runAsGroup": 8, "fsGroup": 8, "runAsNonRoot": True},
+            {
+                "runAsUser": 7,
+                "runAsGroup": 8,
+                "fsGroup": 8,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "runAsNonRoot": True,
+            },
             {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         ),
     ],

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from cloudjob.backends.kubernetes import backend as backends
-from cloudjob.backends.kubernetes import errors
+from cloudjob.backends.kubernetes import errors, waiting
 from cloudjob.backends.kubernetes.backend import CANCELLED, KubernetesBackend
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.backends.native import Ended, Running, Waiting
 from cloudjob.model import summary
-from cloudjob.model.status import JobState, exit_code
+from cloudjob.model.status import JobState, WaitPhase, exit_code
 from cloudjob.tracking import verdict
 from tests.cloudjob.backends.test_kubernetes_build import build
 from tests.support import operators
@@ -211,6 +211,13 @@ def head_is_late(job: Job) -> None:
     job.run(1)
     job.end(1, 125)
     job.hold(0, "ErrImagePull", "not found")
+    job.set_phase("Created")
+
+
+def head_is_refused(job: Job) -> None:
+    job.run(1)
+    job.end(1, 125)
+    job.refuse(0, why=QUOTA)
     job.set_phase("Created")
 
 
@@ -465,6 +472,7 @@ SITUATIONS = {
         lambda job: lost(job, 1), RUNNING, ("node 1: its machine gpu-1 no longer reports",)
     ),
     "head is late": Situation(head_is_late, FAILED, ("node 0: ErrImagePull: not found",)),
+    "head is refused": Situation(head_is_refused, FAILED, ("exceeded quota",)),
     "worker is late": Situation(
         worker_is_late, FAILED, (f"node 1: Unschedulable: {NO_ROOM}",), 125
     ),
@@ -537,3 +545,54 @@ def test_a_user_is_told_the_truth(name: str, tmp_path: Path):
         assert status.state is situation.state, (engine, text)
         told = {word: text.count(word) for word in situation.words}
         assert told == dict.fromkeys(situation.words, 1), (engine, text)
+
+
+@pytest.mark.parametrize("engine", ["volcano", "jobset"])
+def test_a_loss_of_an_earlier_attempt_explains_nothing(engine: str, tmp_path: Path):
+    job = Job(engine, tmp_path)
+    job.job["spec"] |= {"maxRetry": 2, "failurePolicy": {"maxRestarts": 1}}
+    job.remove(0, 1)
+    job.pod_event(1, "Preempted", "Preempted by pod x", kind="Normal")
+    job.event(f"{job.name}{job.engine.makers[-1]}", "FailedCreate", QUOTA, at=1)
+    job.set_phase("Failed", retryCount=2, restarts=1)
+
+    native = job.backend.status(job.handle)
+    assert isinstance(native, Ended)
+    assert native.reason == ""
+
+
+def test_a_failed_mpi_job_is_no_missing_pod(tmp_path: Path):
+    """Its operator deletes workers that still run, and has one reason for both."""
+    job = Job("mpi-operator", tmp_path)
+    job.run(0, 1)
+    job.end(0, 3)
+    job.remove(1)
+    job.set_phase("Failed")
+    job.event(job.name, "MPIJobFailed", "MPIJob lab/x has failed", at=6)
+
+    native = job.backend.status(job.handle)
+    assert isinstance(native, Ended)
+    assert native.reason == ""
+
+
+def test_a_wait_lasts_since_the_first_of_its_repeated_events(tmp_path: Path):
+    job = Job("job", tmp_path)
+    job.place(0)
+    job.pod_event(0, "FailedMount", "no such PVC", at=9)
+    event = job.client.objects[f"{EVENTS}/{len(job.client.objects) - 1}"]
+    event["firstTimestamp"] = AT.format(4)
+
+    native = job.backend.status(job.handle)
+    assert isinstance(native, Waiting)
+    assert native.wait
+    assert native.wait.since == "2026-11-21T10:00:04.000Z"
+
+
+def test_the_policy_of_a_cluster_is_blamed_only_for_a_pod_that_it_refused():
+    text = "open /x: permission denied"
+    assert waiting.trouble(WaitPhase.STARTING, "", "CreateContainerError", text).hint == ""
+
+
+@pytest.mark.parametrize("text", ["in 1.2.3s", "in ..s", f"in {'9' * 400}s"])
+def test_a_forged_duration_of_a_pull_is_no_error(text: str):
+    assert waiting.pull_time(0, [{"reason": "Pulled", "message": f"x {text}"}]) == ""

@@ -83,7 +83,10 @@ def test_inputs_and_outputs_that_name_volumes_are_mounted(engine: str):
         assert "https://files.example.com/x" in variables["CLOUDJOB_INPUTS"]
         data, is_read_only = mounts["/mnt/cloudjob/DATA"]
         assert mounts["/mnt/cloudjob/MORE"] == (data, is_read_only) == (data, True)
-        assert named[data]["persistentVolumeClaim"] == {"claimName": "datasets"}
+        assert named[data]["persistentVolumeClaim"] == {
+            "claimName": "datasets",
+            "readOnly": True,
+        }
         key = {"secretName": "hub", "items": [{"key": "token", "path": "token"}]}
         assert named[mounts["/mnt/cloudjob/HUB"][0]]["secret"] == key
         assert named[mounts["/mnt/cloudjob/RULES"][0]]["configMap"] == {"name": "rules"}
@@ -96,6 +99,7 @@ def test_inputs_and_outputs_that_name_volumes_are_mounted(engine: str):
     ("values", "message"),
     [
         ({"inputs": {"DATA": "pvc:///x"}}, "inputs.DATA: names no place in a volume"),
+        ({"inputs": {"DATA": "pvc://a?x=1"}}, "inputs.DATA: names no place in a volume"),
         ({"outputs": {"MODEL": "pvc://a/../b"}}, "outputs.MODEL: names no place in a volume"),
         ({"input_nodes": {"DATA": "0"}}, "input_nodes.DATA: every pod mounts a volume"),
     ],

@@ -66,8 +66,10 @@ class Waiting:
     nodes = 1
     reason = "no \x1b room"
     since_s = 0.0
+    asked = 0
 
     def status(self) -> JobStatus:
+        self.asked += 1
         since = rfc3339(time.time() - self.since_s)
         wait = Wait(phase=WaitPhase.SCHEDULING, since=since, message=self.reason)
         return status_of(state=JobState.PENDING, wait=wait)
@@ -77,10 +79,11 @@ def test_a_long_phase_is_reported_once_with_the_platforms_reason(
     monkeypatch: pytest.MonkeyPatch,
 ):
     job: Any = Waiting()
-    current = Activity(job)
-    assert (current.line(), current.news()) == ("", "")
+    short = Activity(job)
+    assert (short.line(), short.news(), job.asked) == ("", "", 0)
 
     monkeypatch.setattr(activities, "_QUIET_S", 0.0)
+    current = Activity(job)
     waiting_for = "waits: no \\x1b room"
     assert (current.line(), current.news()) == (
         f"{waiting_for} (0 s)",
@@ -122,3 +125,7 @@ def test_what_a_missing_node_waits_for_is_shown_while_the_head_waits_for_it(
     current.add(0, [journal.dump(phase("bring-up"))])
 
     assert current.line() == "waiting for node 1: no \\x1b room (0 s)"
+    assert current.news()
+    current._printed_s -= 100.0
+    assert current.line()
+    assert current.news() == ""

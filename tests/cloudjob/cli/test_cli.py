@@ -163,7 +163,7 @@ def test_a_status_says_once_what_the_job_waits_for(capsys: pytest.CaptureFixture
     print_status(status_of(native_state="Pending (no room)", backend="kubernetes", wait=wait))
     shown = capsys.readouterr().out
 
-    assert ": no room; ask for less\n" in shown
+    assert "waits    no room; ask for less\n" in shown
     assert "backend  kubernetes (Pending)\n" in shown
 
 
@@ -551,7 +551,7 @@ def test_init_asks_for_the_script_if_several_could_be_meant(
     assert list(project.glob("*.yaml")) == []
 
 
-def test_an_option_sets_any_key_of_a_section(
+def test_an_option_sets_any_key_of_a_section_that_has_one_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -567,6 +567,8 @@ def test_an_option_sets_any_key_of_a_section(
         ("nodes=2", "reading --set nodes=2: not SECTION.KEY=VALUE"),
         ("kubernetes.nmespace=x", "did you mean 'namespace'"),
         ("kubernetes.gpus=many", "kubernetes.gpus: "),
+        ("retries.max=3", "reading --set retries.max: retries is not a section"),
+        ("script.x=1", "reading --set script.x: script is not a section"),
     ):
         assert main(["config", "show", "--set", wrong]) == 2
         assert message in capfd.readouterr().err

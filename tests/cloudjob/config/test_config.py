@@ -68,6 +68,8 @@ def test_an_input_that_is_a_path_is_relative_to_the_folder_of_the_file_that_name
         "D": f"file://{tmp_path.parent}",
     }  # fmt: skip
     assert "is not a URI (given 'data'" in problems_of(job, "inputs: {A: data}")[0]
+    of_sweep = job("inputs: {A: './d/{i}'}\nsweep: {i: '1,2'}")
+    assert of_sweep.spec.inputs["A"] == f"file://{tmp_path}/d/{{i}}"
 
 
 def test_a_script_alone_is_a_job(job, tmp_path):

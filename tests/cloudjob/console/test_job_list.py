@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from cloudjob.console import job_list
 from cloudjob.console.job_list import JobList, row_of
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
@@ -151,6 +154,26 @@ def test_running_jobs_are_asked_now_and_then_how_they_hang(tmp_path: Path):
 
     poll(lambda: found() == {"train-1": "hangs: rank 3 is in load()"}, "the hang")
     assert row_of(status, "", found()["train-1"])["reason"] == "hangs: rank 3 is in load()"
+
+
+def test_a_job_whose_log_cannot_be_read_does_not_end_the_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Unreadable(Stuck):
+        def latest(self) -> Stuck:
+            asked.append(self)
+            raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(job_list, "_ASK_S", 0.0)
+    asked: list[Stuck] = []
+    jobs, status = JobList(tmp_path), status_of("train-1")
+
+    def ask() -> bool:
+        jobs._ask([(status, Unreadable())])  # type: ignore[list-item]
+        return len(asked) > 2
+
+    poll(ask, "three questions")
+    assert jobs._hangs == {}
 
 
 def test_a_row_has_times_in_seconds_the_number_of_ranks_and_the_sweep():

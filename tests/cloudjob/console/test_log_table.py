@@ -321,9 +321,10 @@ def test_the_end_of_a_log_has_the_last_lines_and_the_unfinished_ones():
 
 def test_the_last_line_of_each_rank_is_finished_or_not():
     pieces = LogPiece(0, b"[0] a\n[1] b\n[1] c\n"), LogPiece(0, b"[0]+ \r5 %\nof the entry\n")
-    job = Job(*pieces, has_ended=False)
+    blank = LogPiece(0, b"[2] d\n[2]\n[2]+ \r  \n")
+    job = Job(*pieces, blank, has_ended=False)
     with open_table(job, is_read=False) as log:
-        poll(lambda: log.last_lines() == {0: "5 %", 1: "c"}, "the last lines")
+        poll(lambda: log.last_lines() == {0: "5 %", 1: "c", 2: "d"}, "the last lines")
 
 
 def test_progress_is_that_of_the_lowest_rank_that_tells_it():

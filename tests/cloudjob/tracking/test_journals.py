@@ -68,8 +68,10 @@ def test_lines_of_others_do_not_stand_for_any_number_of_ranks(
 
     monkeypatch.setattr(module, "_MOST_VALUES", 10_000)
     found = Journals()
-    found.add(0, [allowed] * 1000)
+    hang = Hang(Rule.ALL_WAIT, Confidence.MEDIUM, 2.0, 150.0, ())
+    found.add(0, [*[allowed] * 1000, journal.dump(hang)])
     assert len(found.resources[0]) == 10
+    assert found.last_hang == hang
     assert [each.message for each in caplog.records] == [
-        "the journals of the nodes are too long: their ends were not read"
+        "the journals of the nodes are long: only their last samples are kept"
     ]

@@ -116,6 +116,8 @@ QUIET = {
     "all ranks wait for their devices, of which nothing is known": on_devices(60 * MINUTE),
     "all ranks wait for their devices, which compute": [
         each._replace(computes=True) for each in on_devices(60 * MINUTE, late=(1,))],
+    "all ranks wait for their devices, and data moves": [
+        each._replace(computes=False, moved_bytes_s=5e7) for each in on_devices(16 * MINUTE)],
     "all ranks wait for their devices for 14 minutes": [
         each._replace(computes=False) for each in on_devices(14 * MINUTE)],
     "a rank has not launched a collective for 4 minutes": on_devices(4 * MINUTE, late=(1,)),

@@ -38,9 +38,10 @@ with open(os.environ["ALL"] + "/mpiruns") as file:
     is_first = len(file.readlines()) == 1
 if hang == "always" or (hang == "first" and is_first):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if "plm_rsh_agent" in args:
-        agent = args[args.index("plm_rsh_agent") + 1]
-        subprocess.Popen([*agent.split(), "node1", "exec orted 600"], start_new_session=True)
+    agent = args[args.index("plm_rsh_agent") + 1].split()
+    # On one node, mpirun starts no remote shell.
+    if agent != ["/bin/sh"]:
+        subprocess.Popen([*agent, "node1", "exec orted 600"], start_new_session=True)
         subprocess.Popen(["orted", "600"], start_new_session=True)
     os.makedirs("%s/ompi.h.0/pid.%d" % (os.environ.get("TMPDIR", "/tmp"), os.getpid()))
     time.sleep(600)

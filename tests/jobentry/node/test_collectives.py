@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -89,7 +92,9 @@ def test_counts_are_compared_within_each_communicator(
 class Server:
     """Answers one client as NCCL's RAS thread does, then closes."""
 
-    def __init__(self, answer: bytes) -> None:
+    def __init__(self, answer: bytes, bytes_s: float = 0.0) -> None:
+        """Send the answer again and again, a byte every ``bytes_s`` seconds, if that is not 0."""
+        self._bytes_s = bytes_s
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.address = self._socket.getsockname()[:2]
         self._answer = answer
@@ -107,6 +112,11 @@ class Server:
                 file.write(replies.get(line, self._answer))
                 file.flush()
                 if line not in replies:
+                    # The client leaves at some time.
+                    with contextlib.suppress(OSError):
+                        while self._bytes_s:
+                            time.sleep(self._bytes_s)
+                            stream.sendall(b"x")
                     return
 
     def close(self) -> None:
@@ -123,12 +133,14 @@ class Server:
         (b'{"communicators": [{"hash": "0x6ef72b4e5e142dab" "size": 2}]}', {}),
         (b'{"communicators": [3]}', {}),
         (b"[" * 100_000, {}),
+        (b'{"communicators": [{"ranks": [{"host": "127.0.0.1", "pid": 1,'
+         b' "collective_counts": {"AllReduce": Infinity}}]}]}', {}),
         (b"", {}),
         (json.dumps(status(communicator({"\x1b]0;x\x07": 3}, {"\x1b]0;x\x07": 2}))).encode(),
          {100: Launched(Progress.LEVEL), 101: Launched(Progress.LEVEL)}),
     ],
-    ids=["as NCCL answers", "no counts", "malformed", "other values", "nested", "nothing",
-         "names that are none"],
+    ids=["as NCCL answers", "no counts", "malformed", "other values", "nested", "infinite",
+         "nothing", "names that are none"],
 )  # fmt: skip
 def test_an_answer_is_read_and_one_that_makes_no_sense_is_none(
     answer: bytes, expected: dict[int, Launched]
@@ -138,6 +150,24 @@ def test_an_answer_is_read_and_one_that_makes_no_sense_is_none(
         assert collectives.ask(server.address) == expected
     finally:
         server.close()
+
+
+def test_a_server_that_answers_byte_by_byte_is_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collectives, "_TIMEOUT_S", 0.3)
+    server = Server(b"x", bytes_s=0.02)
+    try:
+        assert collectives.ask(server.address) == {}
+    finally:
+        server.close()
+
+
+def test_a_server_of_another_user_is_not_asked(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(collectives.os, "geteuid", lambda: os.getuid() + 1)
+        assert collectives.ask(server.getsockname()[:2]) == {}
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_without_a_server_nothing_is_known():
