@@ -192,11 +192,8 @@ def _without_record(
     # A platform's failure and its reason may be the same.
     parts = dict.fromkeys(text.removeprefix(messages.MARK) for text in texts if text)
     message = ": ".join(parts)
-    failure = failure._replace(
-        exit_code=code,
-        message=message or "cancelled before the head could write its record",
-        last_lines=lines,
-    )
+    unknown = f"{'cancelled' if is_cancelled else 'ended'} before the head could write its record"
+    failure = failure._replace(exit_code=code, message=message or unknown, last_lines=lines)
     return replace(status, exit_code=code, cause=native.cause, failure=failure)
 
 

@@ -191,7 +191,7 @@ def _with_pods(stage: Stage, nodes: list[Pod], *, is_cancelled: bool) -> Stage:
 
 
 def _without_head(stage: Stage, nodes: list[Pod], *, reads_pods: bool) -> Stage:
-    """Return the status of a job whose head did not start before a worker gave up waiting for it.
+    """Return the status of a job whose head had not started when a worker ended.
 
     A controller waits for such a head for ever; if it starts after all, it ends soon, too.
     """
@@ -203,7 +203,7 @@ def _without_head(stage: Stage, nodes: list[Pod], *, reads_pods: bool) -> Stage:
     is_late = all(pod.wait for pod in heads) if heads else is_absent
     if not (has_failed and is_late):
         return stage
-    native = f"{stage.native}, but its head has not started in time"
+    native = f"{stage.native}, but a worker has ended before its head started"
     return stage._replace(state=JobState.FAILED, native=native)
 
 
