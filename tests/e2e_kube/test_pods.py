@@ -371,6 +371,9 @@ def test_jobset_starts_all_nodes_of_a_failed_job_again(
         "if not os.path.exists(mark):\n"
         "    open(mark, 'a').close()\n"
         "    print('first attempt', flush=True)\n"
+        # The failure of one rank ends the other, even before its script has started.
+        f"    while not os.path.exists({str(mark)!r} + '0'):\n"
+        "        time.sleep(0.1)\n"
         "    sys.exit(9) if rank == '1' else time.sleep(600)\n"
         "print('second attempt on', socket.gethostname())\n"
     )

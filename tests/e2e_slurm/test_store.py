@@ -72,7 +72,8 @@ def test_code_and_outputs_can_go_through_a_bucket(cloud, bucket):
     assert sorted(done.out.splitlines()) == [b"[%d] hello %d" % (rank, rank) for rank in range(4)]
     assert fetched.code == 0, fetched
     assert {path.name: path.read_text() for path in target.rglob("*") if path.is_file()} == {
-        str(rank): "weights" for rank in range(4)
+        ".gitignore": "*\n",
+        **{str(rank): "weights" for rank in range(4)},
     }
     assert not (folder / "env").exists()
     assert all(SECRET_KEY not in path.read_text("latin-1") for path in folder.glob("*.*"))
