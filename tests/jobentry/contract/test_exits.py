@@ -38,6 +38,8 @@ GROUPS = st.builds(
     st.sampled_from(Wait),
     TEXT,
     FRAMES,
+    TEXT,
+    st.integers(0, 99_999),
 )
 HANGS = st.builds(
     Hang,

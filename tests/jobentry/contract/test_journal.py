@@ -31,7 +31,7 @@ RANKS = st.lists(
     unique_by=lambda sample: sample.rank,
 ).map(lambda found: tuple(sorted(found)))  # fmt: skip
 DEVICES = st.builds(
-    Device, st.sampled_from(["gpu", "npu"]), st.integers(0, 15), *[st.none() | TENTHS] * 5,
+    Device, st.sampled_from(["gpu", "npu"]), st.integers(0, 15), *[st.none() | TENTHS] * 6,
     st.none() | COUNTS, COUNTS,
 )  # fmt: skip
 
