@@ -11,7 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -310,6 +312,7 @@ def _log_error(error: EntryError) -> None:
 
 def _stop(node: NodeEnv, number: int) -> None:
     """Handle a signal before there are ranks: staging can take a long time."""
+    sys.unraisablehook = partial(_send_again, number)
     # A handler is needed: a signal without one does not end the first process of a container.
     for index in range(1, node.nodes if node.is_head else 0):
         failure = early_ends.reported(node, index)
@@ -319,6 +322,16 @@ def _stop(node: NodeEnv, number: int) -> None:
     # A worker cannot know why the job ends; it may be the loss of another node.
     message = f"cancelled: the job was sent {name}" if node.is_head else f"ended by {name}"
     raise EntryError(message, exits.code_of_signal(number), cause=Cause.CANCELLED)
+
+
+def _send_again(number: int, ignored: sys.UnraisableHookArgs) -> None:
+    """Repeat a signal whose error Python has ignored, as in callbacks of imports and finalizers."""
+    if not isinstance(ignored.exc_value, EntryError):
+        sys.__unraisablehook__(ignored)
+        return
+    # Not from here, where the next error would be ignored, too; without a thread, it is lost.
+    with contextlib.suppress(RuntimeError):
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
 
 
 def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_at: float) -> _End:

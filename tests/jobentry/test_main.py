@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import jobentry
 from jobentry.contract import node_end
 from jobentry.contract.launchers import LAUNCHERS
 
@@ -598,3 +599,43 @@ def test_ranks_run_from_the_unpacked_entry(node: Node):
     assert f"[0] {entry}\n[0] --rank\n" in result.out
     assert "[0] entry\n" in result.out
     assert not entry.exists()
+
+
+# Errors in callbacks of weak references, which imports use, are ignored.
+IGNORING = """\
+import gc, os, signal, time, weakref
+from jobentry import main
+from jobentry.contract.env import NodeEnv
+from jobentry.errors import EntryError
+
+class Lock:
+    pass
+
+def callback(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.1)
+
+node = NodeEnv(job="train", hosts=("a",), slots=1)
+main._handle_cancel_signals(lambda number, _: main._stop(node, number))
+lock = Lock()
+reference = weakref.ref(lock, callback)
+try:
+    del lock
+    gc.collect()
+    time.sleep(120)
+except EntryError as error:
+    print("ended:", error)
+"""
+
+
+def test_a_signal_that_arrives_where_python_ignores_errors_ends_a_node_nevertheless():
+    done = subprocess.run(
+        [sys.executable, "-c", IGNORING],
+        env={**os.environ, "PYTHONPATH": str(Path(jobentry.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("ended: cancelled: the job was sent SIGTERM\n", "")
