@@ -15,9 +15,9 @@ def file_path(uri: str) -> str:
     return os.fsdecode(unquote_to_bytes(os.fsencode(path))).rstrip("/")
 
 
-def file_uri(path: str) -> str:
-    """Return the URI of a folder; a path that begins with ``~`` is left as it is."""
-    return "file://" + quote_from_bytes(os.fsencode(path), safe="/~")
+def file_uri(path: str, kept: str = "") -> str:
+    """Return the URI of a path, in which ``~`` and the characters ``kept`` are as they were."""
+    return "file://" + quote_from_bytes(os.fsencode(path), safe=f"/~{kept}")
 
 
 def is_utf8(text: str) -> bool:

@@ -132,12 +132,12 @@ def _local_inputs(layer: Layer) -> dict[str, dict[str, Any]]:
         is_path = isinstance(place, str) and place.startswith(("/", "./", "../"))
         if not is_path and place not in (".", ".."):
             return place
-        from urllib.parse import quote_from_bytes
+        from cloudjob.backends.encoding import file_uri
 
         path = os.path.normpath(layer.folder / str(place))
         try:
             # A sweep replaces {NAME} later.
-            return f"file://{quote_from_bytes(os.fsencode(path), safe='/~{}')}"
+            return file_uri(path, kept="{}")
         except UnicodeEncodeError:
             return place
 

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import zlib
@@ -855,26 +856,55 @@ def test_compressed_zeros_do_not_fill_the_memory(reader: Path, tmp_path: Path):
     assert len(journal.unpack(zeros)) == 0
 
 
+def put_sparse_layers(store: Path, count: int, size_bytes: int) -> None:
+    """Put layers into a package whose ends say that all before is the directory of a zip file."""
+    put_job(store)
+    digests = [f"{number:064x}" for number in range(count)]
+    layers = tuple(packages.Layer(f"layers/{each}", each, size_bytes) for each in digests)
+    descriptor = packages.Descriptor(f"sha256:{'a' * 64}", 1, 1, layers)
+    (store / "layers").mkdir()
+    (store / JOB / "code.json").write_bytes(packages.dump_descriptor(descriptor))
+    begin = size_bytes - 98
+    end = struct.pack("<4sLQL4s4H2LH", b"PK\6\7", 0, begin, 1, b"PK\5\6", *_ZIP64)
+    for layer in layers:
+        with (store / layer.key).open("wb") as file:
+            file.seek(begin)
+            head = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, begin, 0)
+            file.write(head + end)
+
+
 @pytest.mark.parametrize("size_bytes", [1 << 29, 30 << 30])
 def test_a_layer_of_any_size_does_not_fill_the_memory(
     size_bytes: int, reader: Path, tmp_path: Path
 ):
-    """The end of a zip file says that all before it is its directory."""
-    store, digest = tmp_path / "store", "a" * 64
-    put_job(store)
-    layer = packages.Layer(f"layers/{digest}", digest, size_bytes)
-    descriptor = packages.Descriptor(f"sha256:{digest}", 1, 1, (layer,))
-    (store / "layers").mkdir()
-    (store / JOB / "code.json").write_bytes(packages.dump_descriptor(descriptor))
-    end = struct.pack("<4sLQL4s4H2LH", b"PK\6\7", 0, size_bytes - 98, 1, b"PK\5\6", *_ZIP64)
-    count = size_bytes - 98
-    with (store / layer.key).open("wb") as file:
-        file.seek(count)
-        file.write(struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, count, 0) + end)
-    cloudjob.attach(f"{store.as_uri()}/{JOB}")
+    put_sparse_layers(tmp_path / "store", 1, size_bytes)
+    cloudjob.attach(f"{(tmp_path / 'store').as_uri()}/{JOB}")
 
     with pytest.raises(cloudjob.StoreError, match=r"directory.*too long|MemoryError"):
         cloudjob.attach(JOB).code_files()
+
+
+READ_LAYERS = f"""\
+import resource
+import cloudjob
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    cloudjob.attach({JOB!r}).code_files()
+except cloudjob.StoreError as error:
+    print(error)
+"""
+
+
+def test_many_large_layers_do_not_fill_the_memory_together(reader: Path, tmp_path: Path):
+    put_sparse_layers(tmp_path / "store", 8, 128 << 20)
+    cloudjob.attach(f"{(tmp_path / 'store').as_uri()}/{JOB}")
+
+    done = subprocess.run(
+        [sys.executable, "-c", READ_LAYERS], capture_output=True, text=True, check=False
+    )
+
+    assert "not a valid zip file" in done.stdout, done
+    assert "MemoryError" not in done.stdout
 
 
 def test_an_object_in_a_bucket_has_a_limit_of_size(

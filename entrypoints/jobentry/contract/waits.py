@@ -49,11 +49,10 @@ _MESSAGES = re.compile(r"i?(s?send|recv|sendrecv|probe|wait(all|any)?)$")
 _READ_BACK = re.compile(r"\.(item|cpu|tolist|numpy|asnumpy|synchronize)\(|\.to\(['\"]cpu")
 _ON_DEVICE = "waiting for its device"
 _FOR_DATA = Cause(Wait.DATA, "waiting for data of its loader")
-_DATA_LOADER = r"torch/utils/data/dataloader"
 # Files of the innermost call -> what for. The kernel only shows that these wait for events.
 _FILES = (
     (r"torch/(cuda|npu|xpu)/(__init__|streams)|torch_npu/npu/\w+", Wait.DEVICE, _ON_DEVICE),
-    (_DATA_LOADER, *_FOR_DATA),
+    (r"torch/utils/data/dataloader", *_FOR_DATA),
     (r"(pdb|bdb)", Wait.INPUT, "waiting for input (a debugger)"),
     (r"subprocess", Wait.CHILD, "waiting for a child process"),
     (r"multiprocessing/popen_\w+", Wait.CHILD, "waiting for a child process"),

@@ -167,7 +167,10 @@ def _devices_wait(job: _Job, limits: Limits) -> Hang | None:
     culprits = [each for each in late if each.progress is Progress.BEHIND]
     if not culprits:
         return _hang(Rule.DEADLOCK, Confidence.HIGH, job, ())
-    return _hang(Rule.NOT_JOINED, Confidence.HIGH, job, culprits)
+    # A device that nobody can read may still compute what comes before that collective.
+    is_unsure = any(each.computes is None for each in culprits)
+    confidence = Confidence.MEDIUM if is_unsure else Confidence.HIGH
+    return _hang(Rule.NOT_JOINED, confidence, job, culprits)
 
 
 def _kind_of_call(standing: Standing) -> str:

@@ -55,8 +55,8 @@ class Accelerators:
         return ""
 
 
-def find() -> Accelerators | None:
-    """Return the devices of this node; None if there are none to read."""
+def find() -> Accelerators:
+    """Return the devices of this node that can be read."""
     if glob.glob("/dev/nvidia[0-9]*"):
         with contextlib.suppress(ImportError, OSError, AttributeError):
             return Nvml()
@@ -65,7 +65,7 @@ def find() -> Accelerators | None:
         program = shutil.which("npu-smi") or "/usr/local/sbin/npu-smi"
         if os.path.exists(program):
             return NpuSmi((program, "info"))
-    return None
+    return Accelerators()
 
 
 class Nvml(Accelerators):

@@ -23,8 +23,9 @@ _REQUEST = b"CLIENT PROTOCOL 2\nSET FORMAT json\nVERBOSE STATUS\n"
 # 10,000 ranks in a few communicators are about so much.
 _LIMIT_BYTES = 16 << 20
 _TIMEOUT_S = 2.0
-# The state of a socket in proc_net_tcp.
-_LISTENS = "0A"
+_SOCKETS = "/proc/net/tcp"
+# There: the state of a socket that listens, and the addresses 127.0.0.1 and 0.0.0.0.
+_LISTENS, _LOOPBACKS = "0A", ("0100007F", "00000000")
 _NAME = re.compile(r"[A-Za-z]{1,30}")
 
 
@@ -69,13 +70,12 @@ def _answer(address: tuple[str, int]) -> bytes:
 
 
 def _is_of_this_user(port: int) -> bool:
-    """Whether a process of this user listens on a port, as ranks would."""
-    with open("/proc/net/tcp", encoding="ascii") as file:
+    """Whether only processes of this user, as ranks are, can accept a connection to a port."""
+    addresses = ["%s:%04X" % (address, port) for address in _LOOPBACKS]
+    with open(_SOCKETS, encoding="ascii") as file:
         sockets = [line.split() for line in file]
-    return any(
-        each[1].endswith(":%04X" % port) and each[3] == _LISTENS and int(each[7]) == os.geteuid()
-        for each in sockets[1:]
-    )
+    users = {each[7] for each in sockets if each[1] in addresses and each[3] == _LISTENS}
+    return users == {str(os.geteuid())}
 
 
 def compare(status: Mapping[str, Any]) -> dict[int, Launched]:

@@ -203,8 +203,8 @@ class Journal:
             from jobentry.node import accelerators
             from jobentry.node.resources import Resources
 
-            resources, devices = Resources(folder=self._folder), accelerators.find()
-            self._accelerators = devices
+            resources = Resources(folder=self._folder)
+            self._accelerators = devices = accelerators.find()
             resources.rates()
             cost_s = 0.0
             has_ended = False
@@ -215,8 +215,7 @@ class Journal:
                 begun_s = time.thread_time()
                 ranks = self._rank_samples()
                 used = resources.rates()
-                if devices is not None:
-                    self.devices = used["devices"] = devices.read()
+                self.devices = used["devices"] = devices.read()
                 self.add(Sample(at=time.time(), ranks=ranks, **used))
                 for transfer in list(self._open.values()):
                     if transfer.has_moved:

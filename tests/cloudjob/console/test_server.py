@@ -108,6 +108,24 @@ def test_enter_in_the_terminal_prints_a_link_for_another_browser(tmp_path: Path)
     assert (page.status, process.returncode, rest) == (200, 143, "")
 
 
+def test_a_browser_in_the_terminal_has_the_keys_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    code = "from cloudjob.cli import console; print(console._browses_in_terminal())"
+    answers = []
+    for browser in ("/bin/cat", "/missing/browser"):
+        monkeypatch.setenv("BROWSER", browser)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        answers.append(done.stdout)
+
+    assert answers == [b"True\n", b"True\n"]
+    monkeypatch.delenv("BROWSER")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == (
+        b"False\n"
+    )
+
+
 def test_a_page_that_loads_when_the_console_ends_leaves_no_traceback():
     def is_logged(text: str, error: BaseException | None = None) -> bool:
         cause = (type(error), error, None) if error else None

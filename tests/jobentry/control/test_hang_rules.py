@@ -359,11 +359,14 @@ def test_a_rank_that_idles_while_the_others_wait_for_their_devices_is_named_with
 
 
 def test_a_rank_whose_device_waits_is_named_if_it_has_not_launched_what_the_others_wait_for():
-    found = verdict(*on_devices(5 * MINUTE, late=(1,)))
+    unread = verdict(*on_devices(5 * MINUTE, late=(1,)))
+    found = verdict(*(each._replace(computes=False) for each in on_devices(5 * MINUTE, late=(1,))))
 
-    assert named(found) == (Rule.NOT_JOINED, (1,))
+    assert named(unread) == named(found) == (Rule.NOT_JOINED, (1,))
     assert found is not None
-    assert found.may_stop
+    assert unread is not None
+    # A device that cannot be read may still compute.
+    assert (unread.may_stop, found.may_stop) == (False, True)
     assert hangs.headline(found) == (
         "rank 1 on node 0 is stuck in train_step() at train.py:41 (has not launched AllReduce 31),"
         " for 5 min"

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +169,27 @@ def test_a_server_of_another_user_is_not_asked(monkeypatch: pytest.MonkeyPatch):
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()
+
+
+def test_only_this_user_may_listen_where_nccl_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another user may listen at one address, beside a rank of ours at all of them."""
+    ours = os.geteuid()
+    rows = {"0100007F": ours, "00000000": ours, "0100000A": ours + 1}
+    for other, expected in ((ours, True), (ours + 1, False)):
+        rows["0100007F"] = other
+        table = tmp_path / "tcp"
+        table.write_text(
+            "  sl  local_address rem_address   st\n"
+            + "".join(
+                f"   0: {address}:6D7C 00000000:0000 0A 00000000:00000000 00:00000000 00000000"
+                f" {user} 0 22901 1\n"
+                for address, user in rows.items()
+            )
+        )
+        monkeypatch.setattr(collectives, "_SOCKETS", str(table))
+        assert collectives._is_of_this_user(28028) is expected
 
 
 def test_without_a_server_nothing_is_known():
