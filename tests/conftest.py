@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 _WHOLE_FILES = (
-    "tests/cloudjob/emulator/",
+    "tests/jobs/emulator/",
     "tests/e2e_docker/test_emulator.py",
     "tests/e2e_slurm/test_full_disks.py",
     "tests/test_wheel.py",

@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import cloudjob
-from tests.test_architecture import imported
+from tests.unit.test_architecture import imported
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("cloudjob", "entrypoints", "scripts", "images", "docs", "pyproject.toml", "README.md",

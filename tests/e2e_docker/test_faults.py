@@ -1,4 +1,4 @@
-"""Faults of nodes, engine, submitter and store; see tests/e2e/test_faults.py for processes."""
+"""Faults of nodes, engine, submitter and store; see tests/jobs/test_faults.py for processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guarantees of every launcher in real containers, as in ``tests/e2e/test_launchers.py``.
+"""Guarantees of every launcher in real containers, as in ``tests/jobs/test_launchers.py``.
 
 Launchers that need a framework run in the images that ``.ci/run heavy`` builds,
 ``$CLOUDJOB_TEST_TORCH_IMAGE`` and ``$CLOUDJOB_TEST_MINDSPORE_IMAGE``.

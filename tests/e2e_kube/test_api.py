@@ -20,11 +20,11 @@ from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.store import certificates
 from jobentry.contract import variables
-from tests.cloudjob.backends.test_kubernetes_build import EVERYTHING, build, strict
 from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab, cluster_of
 from tests.support import kubelet, operators
 from tests.support.kube_cluster import MERGE, ROOT, Cluster, programs
 from tests.support.servers import ACCESS_KEY, SECRET_KEY, Server
+from tests.unit.cloudjob.backends.test_kubernetes_build import EVERYTHING, build, strict
 
 pytestmark = pytest.mark.kubernetes
 

@@ -22,10 +22,10 @@ from cloudjob.backends.kubernetes.kubeconfig import find
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.errors import BackendError, NotAuthorised
 from cloudjob.retries import Limits
-from tests.cloudjob.backends.test_kubernetes_build import submission
 from tests.e2e_kube.conftest import Lab
 from tests.support.kube_cluster import Cluster, write_kubeconfig
 from tests.support.servers import LOST_ANSWER, Fault, FaultProxy
+from tests.unit.cloudjob.backends.test_kubernetes_build import submission
 
 pytestmark = pytest.mark.kubernetes
 

@@ -1,0 +1,598 @@
+"""What a user is told in each situation of a job on a cluster, with each engine; no server runs.
+
+The objects are those that an API server would return: pods that the operators' rules make of the
+stored manifest, with the conditions, reasons and messages of Kubernetes 1.29 to 1.37, Kueue 0.19
+and JobSet 0.12.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from cloudjob.backends.kubernetes import backend as backends
+from cloudjob.backends.kubernetes import errors, waiting
+from cloudjob.backends.kubernetes.backend import CANCELLED, KubernetesBackend
+from cloudjob.backends.kubernetes.request import ENGINES
+from cloudjob.backends.native import Ended, Running, Waiting
+from cloudjob.model import summary
+from cloudjob.model.status import JobState, WaitPhase, exit_code
+from cloudjob.tracking import verdict
+from tests.support import operators
+from tests.support.fake_kube_api import EVENTS, NAMESPACE, PODS, is_in
+from tests.support.statuses import status_of
+from tests.unit.cloudjob.backends.test_kubernetes_build import build
+
+Object = dict[str, Any]
+AT = "2026-11-21T10:00:0{}Z"
+IMAGE = "registry.example.com/base:1"
+NO_ROOM = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+QUOTA = 'pods "x" is forbidden: exceeded quota: gpus, requested: 8, used: 8, limited: 8'
+_PHASES = {
+    "volcano": {"Created": "Pending", "Succeeded": "Completed"},
+    "job": {"Created": "", "Running": "", "Succeeded": "Complete"},
+    "jobset": {"Created": "", "Running": "", "Succeeded": "Completed"},
+}
+
+
+class Recorded:
+    """The objects of a cluster, with the two methods of a client that only read."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
+
+    def get(self, path: str, doing: str, query: Mapping[str, str] | None = None) -> Object:
+        if path not in self.objects:
+            raise errors.api_error(doing, 404, b"")
+        return self.objects[path]
+
+    def list(self, path: str, doing: str, query: Mapping[str, str] | None = None) -> Object:
+        items = [o for name, o in self.objects.items() if is_in(name, path, query or {}, o)]
+        return {"items": items, "metadata": {}}
+
+
+class Job:
+    """A job of two nodes whose pods exist, and are not scheduled yet."""
+
+    def __init__(self, engine: str, folder: Path) -> None:
+        self.engine = ENGINES[engine]
+        self.client = Recorded()
+        made = build(engine, nodes=2)
+        self.name = made.job_names.name
+        self.job = copy.deepcopy(made.body)
+        self.job["metadata"] |= {"uid": "u", "creationTimestamp": AT.format(0)}
+        self.client.objects[self.engine.resource.path(NAMESPACE, self.name)] = self.job
+        self.pods: dict[int, Object] = {}
+        for pod in operators.made_of(self.job).pods:
+            name = pod["metadata"]["name"]
+            pod["metadata"] |= {"uid": name, "creationTimestamp": AT.format(1)}
+            pod["status"] = {"phase": "Pending"}
+            node = self.engine.node_of(self.name, pod)
+            assert node is not None
+            self.pods[node] = self.client.objects[f"{PODS}/{name}"] = pod
+        self.set_phase("Created")
+        self.handle = f"kubernetes://test/{NAMESPACE}/{engine}/{made.job}"
+        self.backend = KubernetesBackend(folder, {}, environ={})
+        cluster = backends._parse_handle(self.handle).cluster
+        self.backend._clients[cluster] = self.client  # type: ignore[assignment]
+
+    def set_phase(self, phase: str, **status: Any) -> None:
+        """Set the job's status as its controller would."""
+        word = _PHASES.get(self.engine.name, {}).get(phase, phase)
+        if self.engine.name == "volcano":
+            status["state"] = {"phase": word, "lastTransitionTime": AT.format(9)}
+        elif word:
+            condition = {"type": word, "status": "True", "lastTransitionTime": AT.format(9)}
+            status["conditions"] = [condition]
+        if self.engine.name == "job" and phase == "Running":
+            status |= {"active": 2, "ready": 1}
+        self.job["status"] = status or {"active": 2}
+
+    def place(self, *nodes: int) -> None:
+        """Schedule these nodes; their containers do not start yet."""
+        for node in nodes:
+            self.pods[node]["spec"]["nodeName"] = f"gpu-{node}"
+            self.condition(node, "PodScheduled", "True", "")
+
+    def condition(self, node: int, kind: str, value: str, reason: str, message: str = "") -> None:
+        condition = {"type": kind, "status": value, "reason": reason, "message": message}
+        condition["lastTransitionTime"] = AT.format(2)
+        self.pods[node]["status"].setdefault("conditions", []).append(condition)
+
+    def container(self, node: int, state: Object, *, init: str = "") -> None:
+        """Set the state of the job's container, or of an init container."""
+        key = "initContainerStatuses" if init else "containerStatuses"
+        name = init or self.engine.container
+        self.pods[node]["status"][key] = [{"name": name, "state": state}]
+
+    def hold(self, node: int, reason: str, message: str, *, init: str = "") -> None:
+        """Place this node on a machine that cannot start its container."""
+        self.place(node)
+        self.container(node, {"waiting": {"reason": reason, "message": message}}, init=init)
+
+    def run(self, *nodes: int) -> None:
+        self.place(*nodes)
+        for node in nodes:
+            self.pods[node]["status"]["phase"] = "Running"
+            self.container(node, {"running": {"startedAt": AT.format(3)}})
+        self.set_phase("Running")
+
+    def end(self, node: int, code: int, reason: str = "Error") -> None:
+        """End the container of a node."""
+        ended = {"exitCode": code, "reason": reason, "finishedAt": AT.format(5)}
+        self.pods[node]["status"]["phase"] = "Failed" if code else "Succeeded"
+        self.container(node, {"terminated": {**ended, "startedAt": AT.format(3)}})
+
+    def fail(self, node: int, reason: str, message: str = "") -> None:
+        """Fail a pod as the kubelet does, and the job with it; the head notices a lost worker."""
+        self.end(0, 1)
+        self.pods[node]["status"] = {"phase": "Failed", "reason": reason, "message": message}
+        self.set_phase("Failed")
+
+    def disrupt(self, node: int, reason: str) -> None:
+        """Delete the pod of a running node as the cluster does, while somebody looks at the job."""
+        self.run(0, 1)
+        self.condition(node, "DisruptionTarget", "True", reason, "why")
+        self.pods[node]["metadata"]["deletionTimestamp"] = AT.format(4)
+        assert reason in self.backend.status(self.handle).native
+        self.remove(node)
+        if node:
+            self.end(0, 1)
+        self.set_phase("Failed")
+
+    def remove(self, *nodes: int) -> None:
+        for node in nodes:
+            del self.client.objects[f"{PODS}/{self.pods[node]['metadata']['name']}"]
+
+    def event(self, name: str, reason: str, message: str, at: int = 4, kind: str = "") -> None:
+        """Record an event: a warning unless a kind is given."""
+        event = {"involvedObject": {"kind": "Pod", "name": name}, "reason": reason}
+        event |= {"message": message, "type": kind or "Warning", "lastTimestamp": AT.format(at)}
+        self.client.objects[f"{EVENTS}/{len(self.client.objects)}"] = event
+
+    def pod_event(self, node: int, reason: str, message: str, at: int = 4, kind: str = "") -> None:
+        self.event(self.pods[node]["metadata"]["name"], reason, message, at, kind)
+
+    def refuse(self, *nodes: int, why: str) -> None:
+        """Refuse to create the pods of these nodes."""
+        self.remove(*nodes)
+        self.event(f"{self.name}{self.engine.makers[-1]}", "FailedCreate", f"Error creating: {why}")
+
+    def queue(self, *conditions: tuple[str, str, str, str]) -> None:
+        """Let Kueue suspend the job, with these conditions of its Workload."""
+        self.remove(0, 1)
+        self.set_phase("Suspended")
+        self.client.objects["/apis/kueue.x-k8s.io"] = {"versions": [{"version": "v1beta2"}]}
+        keys = ("type", "status", "reason", "message")
+        at = {"lastTransitionTime": AT.format(2)}
+        found = [dict(zip(keys, condition, strict=True)) | at for condition in conditions]
+        path = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/workloads/w"
+        self.client.objects[path] = {
+            "metadata": {"name": "w", "ownerReferences": [{"uid": "u"}]},
+            "spec": {"queueName": "lab"},
+            "status": {"conditions": found},
+        }
+
+    def cancel(self) -> None:
+        self.job["metadata"]["annotations"] = {CANCELLED: AT.format(6)}
+        is_asked = self.engine.name in ("mpi-operator", "job", "jobset")
+        word = "Suspended" if is_asked else "Aborted" if self.engine.name == "volcano" else "Failed"
+        self.set_phase(word)
+
+
+def pull(job: Job) -> None:
+    job.run(0)
+    job.place(1)
+    job.set_phase("Created")
+    took = f'Successfully pulled image "{IMAGE}" in 31.2s (1m2.5s including waiting).'
+    job.pod_event(0, "Pulled", took, kind="Normal")
+    job.pod_event(1, "Pulling", f'Pulling image "{IMAGE}"', kind="Normal")
+
+
+def back_off(job: Job) -> None:
+    """Before Kubernetes 1.32, only an event says why."""
+    job.hold(1, "ImagePullBackOff", f'Back-off pulling image "{IMAGE}"')
+    job.pod_event(1, "Failed", f'Failed to pull image "{IMAGE}": manifest unknown')
+    job.pod_event(1, "BackOff", f'Back-off pulling image "{IMAGE}"', at=5, kind="Normal")
+
+
+def mounted_at_last(job: Job) -> None:
+    job.place(0, 1)
+    job.pod_event(0, "FailedMount", "timed out", at=3)
+    job.pod_event(0, "Created", "Created container", at=4, kind="Normal")
+
+
+def head_is_late(job: Job) -> None:
+    """A worker has waited for the head until start_timeout_min."""
+    job.run(1)
+    job.end(1, 125)
+    job.hold(0, "ErrImagePull", "not found")
+    job.set_phase("Created")
+
+
+def head_is_refused(job: Job) -> None:
+    job.run(1)
+    job.end(1, 125)
+    job.refuse(0, why=QUOTA)
+    job.set_phase("Created")
+
+
+def preempted(job: Job) -> None:
+    """The worker was told to end, and its pod is deleted after that of the head."""
+    job.run(0, 1)
+    job.end(1, 143)
+    job.queue(PENDING_QUOTA)
+    job.pods[1]["metadata"]["deletionTimestamp"] = AT.format(6)
+    job.client.objects[f"{PODS}/{job.pods[1]['metadata']['name']}"] = job.pods[1]
+
+
+def worker_is_slow(job: Job) -> None:
+    job.run(0)
+    job.end(0, 125)
+    job.place(1)
+    job.pod_event(1, "Pulling", f'Pulling image "{IMAGE}"', kind="Normal")
+    job.set_phase("Failed")
+
+
+def worker_is_late(job: Job) -> None:
+    job.run(0)
+    job.end(0, 125)
+    job.condition(1, "PodScheduled", "False", "Unschedulable", NO_ROOM)
+    job.set_phase("Failed")
+
+
+def worker_is_refused(job: Job) -> None:
+    """The head ends the job when the worker has not come in time."""
+    job.run(0)
+    job.refuse(1, why=QUOTA)
+    assert (
+        f"Running (FailedCreate: Error creating: {QUOTA})" == job.backend.status(job.handle).native
+    )
+    job.end(0, 125)
+    job.set_phase("Failed")
+
+
+def lost(job: Job, node: int) -> None:
+    job.run(0, 1)
+    job.condition(node, "Ready", "False", "")
+    job.condition(node, "ContainersReady", "True", "")
+
+
+def removed_unseen(job: Job) -> None:
+    """Nobody looked at the job then, but the cluster keeps events for an hour."""
+    job.run(0, 1)
+    job.remove(0)
+    job.set_phase("Failed")
+    job.pod_event(0, "Pulled", "Container image is present", kind="Normal")
+    job.pod_event(0, "TaintManagerEviction", "Cancelling deletion of Pod", at=5, kind="Normal")
+    job.pod_event(0, "Preempted", "Preempted by pod x on node gpu-0", kind="Normal")
+
+
+def replaced(job: Job) -> None:
+    """A controller has replaced the evicted worker, whose new pod waits for room."""
+    job.disrupt(1, "EvictionByEvictionAPI")
+    name = f"{job.pods[1]['metadata']['name']}"
+    job.client.objects[f"{PODS}/{name}"] = {
+        **job.pods[1],
+        "metadata": {**job.pods[1]["metadata"], "uid": "new", "deletionTimestamp": None},
+        "status": {"phase": "Pending"},
+    }
+
+
+def ended_by_kubelet(job: Job) -> None:
+    job.run(0, 1)
+    job.end(0, 1)
+    job.end(1, 137)
+    job.condition(1, "DisruptionTarget", "True", "TerminationByKubelet", "why")
+    job.set_phase("Failed")
+
+
+def init_fails(job: Job) -> None:
+    job.end(0, 1)
+    job.pods[1]["status"] = {"phase": "Failed"}
+    job.container(1, {"terminated": {"exitCode": 9, "reason": "Error"}}, init="fetch")
+    job.set_phase("Failed")
+
+
+def ended(code: int, reason: str = "Error") -> Callable[[Job], None]:
+    def arrange(job: Job) -> None:
+        job.run(0, 1)
+        job.end(0, code, reason)
+        job.end(1, 0, "Completed")
+        job.set_phase("Failed" if code else "Succeeded")
+
+    return arrange
+
+
+def refused(why: str) -> Callable[[Job], None]:
+    return lambda job: job.refuse(0, 1, why=why)
+
+
+class Situation(NamedTuple):
+    """What happens to a job, and what its user is told: all of these words."""
+
+    arrange: Callable[[Job], None]
+    state: JobState
+    words: tuple[str, ...] = ()
+    code: int = 1
+    engines: tuple[str, ...] = tuple(ENGINES)
+
+
+WAITS = {
+    "no controller": (lambda job: job.remove(0, 1), "it has no pods yet"),
+    "quota": (refused(QUOTA), "exceeded quota: gpus", "kubectl describe quota"),
+    "quota needs limits": (refused("failed quota: q: must specify limits.cpu"), "kubernetes.cpus"),
+    "pod security": (refused('violates PodSecurity "restricted:v1.33"'), "kubernetes.user"),
+    "limit range": (refused("maximum cpu usage per Pod is 1"), "describe limitrange"),
+    "webhook refuses": (refused('admission webhook "x" denied the request: no'), "refuses the pod"),
+    "policy refuses": (refused("ValidatingAdmissionPolicy 'x' denied request"), "refuses the pod"),
+    "webhook is down": (refused('failed calling webhook "x": timeout'), "does not answer"),
+    "service account": (refused('serviceaccount "bot" not found'), "kubernetes.service_account"),
+    "priority class": (refused("no PriorityClass with name x was found"), "priority_class"),
+    "no room": (
+        lambda job: job.condition(1, "PodScheduled", "False", "Unschedulable", NO_ROOM),
+        f"node 1: Unschedulable: {NO_ROOM}",
+        "ask for less",
+    ),
+    "gated": (
+        lambda job: job.condition(0, "PodScheduled", "False", "SchedulingGated", "blocked"),
+        "node 0: SchedulingGated: blocked",
+    ),
+    "scheduler": (lambda job: None, "node 0: waiting for the scheduler, and 1 more"),
+    "starting": (lambda job: job.place(0, 1), "node 0: gpu-0 starts its container, and 1 more"),
+    "image missing": (
+        lambda job: job.hold(0, "ErrImagePull", "not found"),
+        "node 0: ErrImagePull: not found; check the job's image",
+    ),
+    "image back-off": (back_off, "node 1: ImagePullBackOff: Failed to pull", "manifest unknown;"),
+    "image name": (
+        lambda job: job.hold(0, "InvalidImageName", "couldn't parse"),
+        "correct the job's image",
+    ),
+    "image never pulled": (
+        lambda job: job.hold(0, "ErrImageNeverPull", "not present with pull policy of Never"),
+        "kubernetes.image_pull_policy is Never",
+    ),
+    "image of an init container": (
+        lambda job: job.hold(1, "ErrImagePull", "not found", init="fetch"),
+        "node 1: ErrImagePull: not found",
+    ),
+    "init container": (
+        lambda job: (job.place(1), job.container(1, {"running": {}}, init="fetch"))[0],
+        "node 0: waiting for the scheduler",
+    ),
+    "secret missing": (
+        lambda job: job.hold(0, "CreateContainerConfigError", 'secret "x" not found'),
+        'CreateContainerConfigError: secret "x" not found; check the Secrets',
+    ),
+    "sandbox": (
+        lambda job: (job.place(0), job.condition(0, "PodReadyToStartContainers", "False", ""))[0],
+        "node 0: gpu-0 prepares its volumes and its network",
+    ),
+    "mount": (
+        lambda job: (job.place(0), job.pod_event(0, "FailedMount", "no such PVC"))[0],
+        "node 0: FailedMount: no such PVC; check kubernetes.volumes",
+    ),
+    "attach": (
+        lambda job: (job.place(0), job.pod_event(0, "FailedAttachVolume", "Multi-Attach error"))[0],
+        "node 0: FailedAttachVolume: Multi-Attach error",
+    ),
+    "mounted at last": (mounted_at_last, "node 0: gpu-0 starts its container"),
+    "network": (
+        lambda job: (job.place(0), job.pod_event(0, "FailedCreatePodSandBox", "cni"))[0],
+        "the machine's network is not ready",
+    ),
+}
+QUEUED = ("job", "jobset", "mpi-operator")
+PULLS = f"node 1: pulling the image {IMAGE} (node 0 took 31 s)"
+PENDING_QUOTA = ("QuotaReserved", "False", "WaitingForQuota", "4 more needed")
+REASONS = {
+    "Evicted": "low on memory; its machine ran short of memory or disk; request",
+    "NodeLost": "its machine no longer reports",
+    "Preempting": "critical pod",
+    "Terminated": "its machine shut down",
+    "NodeShutdown": "was shutting down",
+    "OutOfnvidia.com/gpu": "its machine refused the pod",
+    "UnexpectedAdmissionError": "a device of its machine",
+    "TopologyAffinityError": "cannot place CPUs and devices together",
+    "DeadlineExceeded": "timeout_min",
+}
+DISRUPTIONS = {
+    "PreemptionByScheduler": "a pod of higher priority took its place; set kubernetes.priority",
+    "DeletionByTaintManager": "its machine was drained or does not report; submit the job again",
+    "EvictionByEvictionAPI": "its machine was drained or scaled down; submit the job again",
+    "DeletionByPodGC": "its machine was removed from the cluster; submit the job again",
+    "TerminationByKubelet": "its machine ran short of memory or disk, or shut down; submit",
+    "NewInKubernetes2": "why",
+}
+FAILED, RUNNING = JobState.FAILED, JobState.RUNNING
+SITUATIONS = {
+    **{
+        name: Situation(row[0], JobState.PENDING, tuple(row[1:]))  # type: ignore[arg-type]
+        for name, row in WAITS.items()
+    },
+    "pulling": Situation(
+        pull, JobState.PENDING, (PULLS,), engines=("volcano", "mpi-operator", "ms-operator")
+    ),
+    # With these, a job runs as soon as one of its nodes does.
+    "pulling beside a running head": Situation(pull, RUNNING, (PULLS,), engines=("job", "jobset")),
+    "never admitted": Situation(
+        lambda job: job.queue(PENDING_QUOTA),
+        JobState.PENDING,
+        ("queue lab: WaitingForQuota: 4 more needed",),
+        engines=QUEUED,
+    ),
+    "preempted in its queue": Situation(
+        lambda job: job.queue(PENDING_QUOTA, ("Evicted", "True", "Preempted", "for another")),
+        JobState.PENDING,
+        ("Preempted: for another; WaitingForQuota",),
+        engines=QUEUED,
+    ),
+    "preempted, and a worker has not gone yet": Situation(
+        preempted, JobState.PENDING, ("WaitingForQuota",), engines=QUEUED
+    ),
+    "suspended": Situation(
+        lambda job: (job.remove(0, 1), job.set_phase("Suspended"))[0],
+        JobState.PENDING,
+        ("a queue or a user may resume it",),
+        engines=QUEUED,
+    ),
+    "worker is refused by the MPI operator": Situation(
+        lambda job: (job.remove(1), job.event(job.name, "MPIJobFailed", f"failed: {QUOTA}"))[0],
+        JobState.PENDING,
+        ("MPIJobFailed: failed: pods", "kubectl describe quota"),
+        engines=("mpi-operator",),
+    ),
+    "job is refused by a quota of jobs": Situation(
+        lambda job: (job.remove(0, 1), job.event(job.name, "JobCreationFailed", QUOTA))[0],
+        JobState.PENDING,
+        ("JobCreationFailed: pods", "kubectl describe quota"),
+        engines=("jobset",),
+    ),
+    "success": Situation(ended(0, "Completed"), JobState.SUCCEEDED, code=0),
+    "failure": Situation(ended(3), FAILED, ("node 0 (", "exit code 3"), 3),
+    "killed": Situation(ended(137), FAILED, ("node 0 (", "exit code 137"), 137),
+    "out of memory": Situation(
+        ended(137, "OOMKilled"),
+        FAILED,
+        ("out of memory: node 0", "raise kubernetes.memory_gib"),
+        137,
+    ),
+    "no python in the image": Situation(
+        ended(128, "StartError"), FAILED, ("StartError; does the image have python3",), 128
+    ),
+    "init container fails": Situation(
+        init_fails, FAILED, ("node 1 (", "Init:Error: its init container fetch ended with exit co")
+    ),
+    "machine does not report": Situation(
+        lambda job: lost(job, 1), RUNNING, ("node 1: its machine gpu-1 no longer reports",)
+    ),
+    "head is late": Situation(head_is_late, FAILED, ("node 0: ErrImagePull: not found",)),
+    "head is refused": Situation(head_is_refused, FAILED, ("exceeded quota",)),
+    "worker is late": Situation(
+        worker_is_late, FAILED, (f"node 1: Unschedulable: {NO_ROOM}",), 125
+    ),
+    "worker is slow": Situation(
+        worker_is_slow, FAILED, ("node 0 (", f"node 1: pulling the image {IMAGE}"), 125
+    ),
+    "worker is refused": Situation(worker_is_refused, FAILED, ("exceeded quota",), 125),
+    "head removed": Situation(
+        lambda job: (job.run(0, 1), job.remove(0), job.set_phase("Failed"))[0],
+        FAILED,
+        ("node 0: its pod was removed: drained, preempted or deleted",),
+    ),
+    "head removed, by events": Situation(
+        removed_unseen, FAILED, ("was removed: Preempted: Preempted by pod x on node gpu-0; a pod",)
+    ),
+    "worker replaced": Situation(replaced, FAILED, ("node 1 (", "EvictionByEvictionAPI: why")),
+    **{
+        f"{reason} of node {node}": Situation(
+            lambda job, node=node, reason=reason: job.fail(node, reason, "low on memory"),  # type: ignore[misc]
+            FAILED,
+            (f"node {node} (", reason, words),
+        )
+        for reason, words in REASONS.items()
+        for node in (0, 1)
+    },
+    **{
+        f"{reason} of node {node}": Situation(
+            lambda job, node=node, reason=reason: job.disrupt(node, reason),  # type: ignore[misc]
+            FAILED,
+            (f"node {node} (", f"{reason}: why", words),
+        )
+        for reason, words in DISRUPTIONS.items()
+        for node in (0, 1)
+    },
+    # The pod is still there: nobody has deleted it yet.
+    "ended by the kubelet": Situation(
+        ended_by_kubelet, FAILED, ("node 1 (", "TerminationByKubelet: why; its machine ran short")
+    ),
+    "cancelled while it waits": Situation(
+        lambda job: (job.remove(0, 1), job.cancel())[0], JobState.CANCELLED
+    ),
+    "cancelled while it runs": Situation(
+        lambda job: (job.run(0, 1), job.end(0, 143), job.end(1, 143), job.cancel())[0],
+        JobState.CANCELLED,
+        code=143,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_user_is_told_the_truth(name: str, tmp_path: Path):
+    situation = SITUATIONS[name]
+    for engine in situation.engines:
+        job = Job(engine, tmp_path)
+        situation.arrange(job)
+
+        native = job.backend.status(job.handle)
+
+        status = status_of(state=native.state, native_state=native.native)
+        text = native.native
+        assert not isinstance(native, Waiting) or native.wait, engine
+        if isinstance(native, (Waiting, Running)) and native.wait:
+            assert native.wait.since, engine
+            text = summary.wait(status_of(wait=native.wait))
+        elif isinstance(native, Ended):
+            status = status_of(state=native.state, exit_code=native.exit_code)
+            status = verdict.with_record(status, native, None, "", lambda node: ())
+            text = status.failure.message if status.failure else ""
+            assert exit_code(status) == situation.code, (engine, text)
+        assert status.state is situation.state, (engine, text)
+        told = {word: text.count(word) for word in situation.words}
+        assert told == dict.fromkeys(situation.words, 1), (engine, text)
+
+
+@pytest.mark.parametrize("engine", ["volcano", "jobset"])
+def test_a_loss_of_an_earlier_attempt_explains_nothing(engine: str, tmp_path: Path):
+    job = Job(engine, tmp_path)
+    job.job["spec"] |= {"maxRetry": 2, "failurePolicy": {"maxRestarts": 1}}
+    job.remove(0, 1)
+    job.pod_event(1, "Preempted", "Preempted by pod x", kind="Normal")
+    job.event(f"{job.name}{job.engine.makers[-1]}", "FailedCreate", QUOTA, at=1)
+    job.set_phase("Failed", retryCount=2, restarts=1)
+
+    native = job.backend.status(job.handle)
+    assert isinstance(native, Ended)
+    assert native.reason == ""
+
+
+def test_a_failed_mpi_job_is_no_missing_pod(tmp_path: Path):
+    """Its operator deletes workers that still run, and has one reason for both."""
+    job = Job("mpi-operator", tmp_path)
+    job.run(0, 1)
+    job.end(0, 3)
+    job.remove(1)
+    job.set_phase("Failed")
+    job.event(job.name, "MPIJobFailed", "MPIJob lab/x has failed", at=6)
+
+    native = job.backend.status(job.handle)
+    assert isinstance(native, Ended)
+    assert native.reason == ""
+
+
+def test_a_wait_lasts_since_the_first_of_its_repeated_events(tmp_path: Path):
+    job = Job("job", tmp_path)
+    job.place(0)
+    job.pod_event(0, "FailedMount", "no such PVC", at=9)
+    event = job.client.objects[f"{EVENTS}/{len(job.client.objects) - 1}"]
+    event["firstTimestamp"] = AT.format(4)
+
+    native = job.backend.status(job.handle)
+    assert isinstance(native, Waiting)
+    assert native.wait
+    assert native.wait.since == "2026-11-21T10:00:04.000Z"
+
+
+def test_the_policy_of_a_cluster_is_blamed_only_for_a_pod_that_it_refused():
+    text = "open /x: permission denied"
+    assert waiting.trouble(WaitPhase.STARTING, "", "CreateContainerError", text).hint == ""
+
+
+@pytest.mark.parametrize("text", ["in 1.2.3s", "in ..s", f"in {'9' * 400}s"])
+def test_a_forged_duration_of_a_pull_is_no_error(text: str):
+    assert waiting.pull_time(0, [{"reason": "Pulled", "message": f"x {text}"}]) == ""
