@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from cloudjob.model.patterns import Pattern
@@ -36,79 +36,125 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 # A dictionary of Python, as Hugging Face's Trainer prints it: if one number is a metric, all are.
-_DICTIONARY = re.compile(r"^\{'[^{}]{1,4000}\}$")
+_DICTIONARY = re.compile(r"\s*\{'[^{}]{1,4000}\}\s*$")
 _IS_METRIC = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in _WORDS), re.IGNORECASE)
 _ITEM = re.compile(rf"'([\w/.@ -]{{1,60}})': '?({_NUMBER})'?(?=[,}}])", re.IGNORECASE)
 _STEPS = ("step", "global_step")
-# What is searched of a longer line: metrics stand behind a progress bar.
+# What is searched of a longer line.
 MOST_CHARACTERS = 4000
+# Lines that differ only in digits have the same shape, and metrics at the same places; but in some
+# words a digit is a letter.
+_SHAPE = str.maketrans("123456789", "0" * 9)
+_NUMBERED_WORD = re.compile(r"(?:f|top)[0-9]", re.IGNORECASE)
+_BEHIND_SLASH = re.compile(r"/[0-9]")
+_MOST_SHAPES = 2000
+_NOWHERE = slice(0, 0)
 _PREFILTER = (
     rf"(?i)(?:{'|'.join(_WORDS)})[a-z0-9_@'\"]{{0,30}}[ \t]{{0,4}}[=:]?[ \t]{{0,4}}"
     r"(?:[-+.0-9]|nan|inf|tensor)|\{'"
 )
 
 
-class Detected(NamedTuple):
+class NamedValue(NamedTuple):
     """A metric in a line; ``step`` is None if the line names none."""
 
     name: str
     value: float
     step: float | None
+    is_detected: bool = False
 
 
-@functools.cache
-def prefilter() -> Pattern:
-    """Return an expression that matches every line in which ``find`` finds something."""
-    return Pattern(_PREFILTER)
+class _Places(NamedTuple):
+    """Where the metrics are in a line, and in every line of its shape.
+
+    Args:
+        metrics: The name of each, where its number is, and the whole of which that is a part.
+        step: Where the step is; empty if the line names none.
+        digits: Other digits on which all of this depends.
+        is_zero: For the first digit behind each slash, whether it is 0.
+    """
+
+    metrics: tuple[tuple[str, slice, slice], ...]
+    step: slice
+    digits: tuple[tuple[int, str], ...]
+    is_zero: tuple[tuple[int, bool], ...]
+
+    def are_in(self, line: str) -> bool:
+        """Whether they are there in another line of the same shape."""
+        if not self.digits and not self.is_zero:
+            return True
+        return all(line[at] == digit for at, digit in self.digits) and all(
+            (line[at] == "0") is is_zero for at, is_zero in self.is_zero
+        )
 
 
-def find(line: bytes, others: Collection[str] = ()) -> Iterator[Detected]:
-    """Yield the metrics in a line.
+class Finder:
+    """Finds metrics in many lines. A log has few shapes of lines, so most are searched only once.
 
     Args:
         others: Names that are not metrics here, because a pattern finds them.
     """
-    text = line.decode("utf-8", "replace").strip()
+
+    def __init__(self, others: Collection[str] = ()) -> None:
+        self._others = others
+        self._places: dict[str, _Places] = {}
+
+    def find(self, lines: Sequence[str]) -> Iterator[tuple[int, NamedValue]]:
+        """Yield the metrics in lines, each with the number of its line."""
+        shapes = "\n".join(lines).translate(_SHAPE).split("\n")
+        for number, (line, shape) in enumerate(zip(lines, shapes, strict=True)):
+            places = self._places.get(shape)
+            if places is None or not places.are_in(line):
+                places = self._learn(line, shape)
+            step = line[places.step]
+            for name, value, whole in places.metrics:
+                if name not in self._others:
+                    quotient = float(line[value]) / int(line[whole] or 1)
+                    yield number, NamedValue(name, quotient, float(step) if step else None, True)
+
+    def _learn(self, line: str, shape: str) -> _Places:
+        if len(self._places) == _MOST_SHAPES:
+            self._places.clear()
+        places = _places(line)
+        if len(line) <= MOST_CHARACTERS:
+            self._places[shape] = places
+        return places
+
+
+@functools.cache
+def prefilter() -> Pattern:
+    """Return an expression that matches every line in which metrics are found."""
+    return Pattern(_PREFILTER)
+
+
+def _places(text: str) -> _Places:
     if _DICTIONARY.match(text):
-        items = {name: float(number) for name, number in _ITEM.findall(text)}
-        step = next((items[name] for name in _STEPS if name in items), None)
-        names = {*items} - {*_STEPS, "epoch"} if any(map(_IS_METRIC.search, items)) else ()
-        found = {name: items[name] for name in items if name in names}
+        items = {match[1]: match for match in _ITEM.finditer(text)}
+        step = next((_at(items[name], 2) for name in _STEPS if name in items), _NOWHERE)
+        matches = list(items.values()) if any(map(_IS_METRIC.search, items)) else []
+        metrics = {
+            name: (_at(match, 2), _NOWHERE)
+            for name, match in items.items()
+            if matches and name not in (*_STEPS, "epoch")
+        }
     else:
         match = _STEP.search(text)
-        step = float(match[1] or match[2]) if match else None
-        found = {}
-        for name, number, whole in _METRIC.findall(text[-MOST_CHARACTERS:]):
-            found[_name(name)] = float(number) / (int(whole) if whole else 1)
-    for name, value in found.items():
-        if name not in others:
-            yield Detected(name, value, step)
+        step = _at(match, match.lastindex or 0) if match else _NOWHERE
+        # Metrics stand behind a progress bar.
+        matches = list(_METRIC.finditer(text, max(0, len(text) - MOST_CHARACTERS)))
+        metrics = {_name(match[1]): (_at(match, 2), _at(match, 3)) for match in matches}
+    of_names = {at for match in matches for at in range(*match.span(1))}
+    of_words = {match.end() - 1 for match in _NUMBERED_WORD.finditer(text)}
+    return _Places(
+        tuple((name, *places) for name, places in metrics.items()),
+        step,
+        tuple((at, text[at]) for at in sorted(of_names | of_words) if text[at].isdecimal()),
+        tuple((match.end() - 1, match[0] == "/0") for match in _BEHIND_SLASH.finditer(text)),
+    )
 
 
-def find_in_lines(text: str, others: Collection[str]) -> Iterator[tuple[int, Detected]]:
-    """Yield what ``find`` yields for each of many lines, with the number of the line.
-
-    Args:
-        text: Lines of at most ``MOST_CHARACTERS``, none of which is a dictionary of Python.
-    """
-    steps: dict[int, float] = {}
-    for number, match in _numbered(_STEP, text):
-        steps.setdefault(number, float(match[1] or match[2]))
-    found: dict[tuple[int, str], float] = {}
-    for number, match in _numbered(_METRIC, text):
-        name, value, whole = match.groups()
-        found[number, _name(name)] = float(value) / (int(whole) if whole else 1)
-    for (number, name), value in found.items():
-        if name not in others:
-            yield number, Detected(name, value, steps.get(number))
-
-
-def _numbered(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, re.Match[str]]]:
-    """Yield each match, with the number of its line."""
-    number = at = 0
-    for match in pattern.finditer(text):
-        number += text.count("\n", at, at := match.start())
-        yield number, match
+def _at(match: re.Match[str], group: int) -> slice:
+    return slice(*match.span(group)) if match[group] else _NOWHERE
 
 
 def _name(text: str) -> str:

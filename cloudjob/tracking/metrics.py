@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from cloudjob.errors import UsageError
 from cloudjob.model.patterns import MAX_STEPS, Pattern, Value
-from cloudjob.tracking import detected
 from cloudjob.tracking.blocks import blocks, is_plain, is_utf8, matching_lines
+from cloudjob.tracking.detected import MOST_CHARACTERS, Finder, NamedValue, prefilter
 from jobentry.contract import journal, lines
 
 # Keys of a printed JSON object that give the step.
@@ -27,10 +27,8 @@ _LINE_LIMIT_BYTES = 16 * 1024
 # The mark of a rank, or a whole line of the entry.
 _NOT_OF_RANKS = re.compile(rb"^(?:\[\d{1,9}\] |(?!\[\d{1,9}\] ).*\n)", re.MULTILINE)
 _MARK = re.compile(rb"^\[(\d{1,9})\] ", re.MULTILINE)
-# What only a search of its own understands: a JSON object, or a dictionary of Python.
-_STRUCTURED = re.compile(rb"^\s*\{", re.MULTILINE)
 # How a dictionary of Python begins, which cannot be JSON.
-_DICTIONARY = b"{'"
+_DICTIONARY = "{'"
 # From this share of lines with metrics on, it is faster to search all lines.
 _DENSE = 0.5
 
@@ -101,15 +99,6 @@ def last_values(points: Iterable[MetricPoint]) -> dict[str, float]:
     return {name: value for name, (_, value) in last.items()}
 
 
-class _Found(NamedTuple):
-    """A metric in one line."""
-
-    name: str
-    value: float
-    step: float | None
-    is_detected: bool = False
-
-
 class MetricReader:
     """Finds metrics in the log of a job; ``add`` takes pieces of the log as they arrive.
 
@@ -124,8 +113,8 @@ class MetricReader:
 
     def __init__(self, patterns: Mapping[str, str], *, detects: bool = False) -> None:
         self._patterns = _compiled(patterns)
-        self._detects = detects
-        self._filters = [*self._patterns.values(), *([detected.prefilter()] if detects else ())]
+        self._finder = Finder(self._patterns) if detects else None
+        self._filters = [*self._patterns.values(), *([prefilter()] if detects else ())]
         # For each metric and rank, the step of a value without one.
         self._next_steps: dict[tuple[str, int], int] = {}
         # The last step that a line of each rank named beside a detected metric.
@@ -173,19 +162,18 @@ class MetricReader:
         """Return the metrics in a block of whole lines; None if each is searched on its own."""
         text = _NOT_OF_RANKS.sub(b"", block)
         longest = max(map(len, text.split(b"\n")))
-        if not is_utf8(text) or longest > detected.MOST_CHARACTERS or _STRUCTURED.search(text):
+        if not is_utf8(text) or longest > MOST_CHARACTERS:
             return None
-        values: list[tuple[int, _Found]] = []
+        values: list[tuple[int, NamedValue]] = []
         for name, pattern in self._patterns.items():
             selected = pattern.values_in_lines(text)
             if selected is None:
                 return None
             values += ((number, item) for number, each in selected for item in _value(name, each))
-        if self._detects:
-            for number, metric in detected.find_in_lines(text.decode(), self._patterns):
-                values.append((number, _Found(*metric, is_detected=True)))
-        # Those of a line stay in this order.
-        values.sort(key=itemgetter(0))
+        values += self._unnamed(text.decode())
+        if self._patterns:
+            # Those of a line stay in this order.
+            values.sort(key=itemgetter(0))
         ranks = [int(rank) for rank in _MARK.findall(block)]
         at = self._at.get(node) or None
         return [self._point(at, ranks[number], item) for number, item in values]
@@ -214,29 +202,34 @@ class MetricReader:
                 for item in self._values(text):
                     yield self._point(self._at.get(node) or None, rank, item)
 
-    def _values(self, text: bytes) -> Iterator[_Found]:
+    def _values(self, text: bytes) -> Iterator[NamedValue]:
         """Yield the metrics of a line."""
         for name, pattern in self._patterns.items():
             for match in pattern.values(text):
                 yield from _value(name, match)
-        is_object = text[:1] == b"{" and text[:2] != _DICTIONARY
-        from_json = list(_json_values(text)) if is_object else []
-        yield from from_json
-        if self._detects and not from_json:
-            for item in detected.find(text, self._patterns):
-                yield _Found(*item, is_detected=True)
+        yield from (item for _, item in self._unnamed(text.decode("utf-8", "replace")))
 
-    def _point(self, at: float | None, rank: int, item: _Found) -> MetricPoint:
+    def _unnamed(self, text: str) -> Iterator[tuple[int, NamedValue]]:
+        """Yield the metrics in lines that need no pattern, each with the number of its line."""
+        lines_of_text = text.split("\n")
+        for number, line in enumerate(lines_of_text):
+            if line[:1] == "{" and line[:2] != _DICTIONARY and (values := _json_values(line)):
+                yield from ((number, value) for value in values)
+                lines_of_text[number] = ""
+        if self._finder is not None:
+            yield from self._finder.find(lines_of_text)
+
+    def _point(self, at: float | None, rank: int, item: NamedValue) -> MetricPoint:
         number = self._step_of_detected(rank, item) if item.is_detected else self._step(rank, item)
         return MetricPoint(item.name, rank, number, item.value, at, "", item.is_detected)
 
-    def _step(self, rank: int, item: _Found) -> int:
+    def _step(self, rank: int, item: NamedValue) -> int:
         # Values with a step are counted, too, as not every line may have one.
         count = self._next_steps.get((item.name, rank), 0)
         self._next_steps[item.name, rank] = count + 1
         return int(item.step) if item.step is not None and math.isfinite(item.step) else count
 
-    def _step_of_detected(self, rank: int, item: _Found) -> int:
+    def _step_of_detected(self, rank: int, item: NamedValue) -> int:
         """Return a step that grows with each value, as many count theirs anew in each epoch.
 
         A line without a step, such as a result at the end of an epoch, has the one before it.
@@ -269,24 +262,26 @@ def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
     return compiled
 
 
-def _value(name: str, selected: Value) -> Iterator[_Found]:
+def _value(name: str, selected: Value) -> Iterator[NamedValue]:
     value = _number(selected.text)
     if value is not None:
-        yield _Found(name, value, _number(selected.step))
+        yield NamedValue(name, value, _number(selected.step))
 
 
-def _json_values(text: bytes) -> Iterator[_Found]:
-    """Yield the numbers of a printed JSON object."""
+def _json_values(text: str) -> list[NamedValue]:
+    """Return the numbers of a printed JSON object."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        return
+        return []
     if not isinstance(values, dict):
-        return
+        return []
     step = next((_number(values[key]) for key in _STEPS if _is_number(values.get(key))), None)
-    for name, value in values.items():
-        if name not in _STEPS and _is_number(value):
-            yield _Found(name, float(value), step)
+    return [
+        NamedValue(name, float(value), step)
+        for name, value in values.items()
+        if name not in _STEPS and _is_number(value)
+    ]
 
 
 def _is_number(value: Any) -> bool:
