@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -338,11 +339,17 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         pods = self._with_disrupted(handle, pods, may_restart=stage.may_restart)
         if stage.state is not JobState.FAILED:
             return pods, []
+        key = (str(job["metadata"]["uid"]), stage.state)
+        at, explained, waits = self._pod_states.get(key, (float("-inf"), [], []))
+        if time.monotonic() < at + _REREAD_S:
+            better = {pod.uid: pod.wait for pod in explained}
+            return [replace(p, wait=p.wait and better.get(p.uid, p.wait)) for p in pods], waits
         pods, waits = events.explained(client, where.job_names, pods), []
         # With retries, the events may be those of an earlier attempt.
         if not stage.may_restart and _is_short(where.engine, job, pods):
             waits = events.losses(client, where.job_names)
             waits += _creation(events.waits(client, where.engine, where.job_names, job, pods))
+        self._pod_states[key] = (time.monotonic(), pods, waits)
         return pods, waits
 
     def _note_disrupted(self, handle: str, pods: list[Pod]) -> None:
