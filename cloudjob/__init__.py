@@ -38,6 +38,7 @@ __all__ = [
     "Metrics",
     "NotAuthorised",
     "NotReady",
+    "Outlook",
     "Output",
     "Outputs",
     "PackageError",

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         JobStatus as JobStatus,
         Phase as Phase,
         SlowRanks as SlowRanks,
+        Outlook as Outlook,
         Wait as Wait,
         WaitPhase as WaitPhase,
     )
@@ -76,7 +77,7 @@ _MODULES = {
     name: f"cloudjob.{module}"
     for module, names in {
         "model.status": "Absence Attempt Cause Failure Hang JobFailed JobState JobStatus Phase"
-        " SlowRanks Wait WaitPhase",
+        " Outlook SlowRanks Wait WaitPhase",
         "submission.preview": "Preview",
         "tracking.journals": "Journals RankPoint",
         "tracking.log": "LogLine",

@@ -209,6 +209,10 @@ class Kubernetes(Values):
         Number(0, _YEAR_MIN),
         "Minutes after which the cluster deletes a job that has ended; 0 keeps it until `cloudjob "
         "rm`.", 0.0)
+    pending_min: float = key(
+        Number(0, _YEAR_MIN),
+        "Minutes that a job may wait for its first node to start, for whatever reason; 0 lets it "
+        "wait for room and in queues for as long as it takes.", 0.0)
     presigned_h: float = key(
         Number(0, 168),
         "Hours for which the pods get signed URLs of the package and the record instead of the "

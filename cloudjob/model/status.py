@@ -142,6 +142,20 @@ class WaitPhase(str, Enum):
         return self.value
 
 
+class Outlook(str, Enum):
+    """What can end a wait."""
+
+    OPEN = "open"
+    """It may end by itself: other jobs end, or a registry answers again."""
+    STUCK = "stuck"
+    """Somebody must change something: the image, a Secret or the quota does not fit."""
+    HOPELESS = "hopeless"
+    """Nothing: only another job can start."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
     """What nodes that have not started wait for, as far as their platform says so.
@@ -151,6 +165,7 @@ class Wait:
         message: What it is, with the platform's reason.
         hint: What to do about it; empty if there is nothing to do, or if it is not known.
         is_trouble: Whether it may never end by itself: a missing image, a full machine, a quota.
+        outlook: What can end it, as far as that is known.
     """
 
     phase: WaitPhase
@@ -158,6 +173,7 @@ class Wait:
     message: str
     hint: str = ""
     is_trouble: bool = False
+    outlook: Outlook = Outlook.OPEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +322,12 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     }
     values["code"] = status.code and _values(status.code)
     values["attempt"] = status.attempt and _values(status.attempt)
-    values["wait"] = status.wait and {**_values(status.wait), "phase": status.wait.phase.value}
+    wait = status.wait
+    values["wait"] = wait and {
+        **_values(wait),
+        "phase": wait.phase.value,
+        "outlook": wait.outlook.value,
+    }
     if status.failure is not None:
         failure = status.failure._asdict()
         lists = {name: list(failure[name]) for name in _LINES}
@@ -339,7 +360,7 @@ def from_json(values: dict[str, Any]) -> JobStatus:
         "failure": failure and _failure(failure),
         "code": code and Code(**code),
         "attempt": attempt and Attempt(**attempt),
-        "wait": wait and Wait(**{**wait, "phase": WaitPhase(wait["phase"])}),
+        "wait": wait and _wait(wait),
         "phases": tuple(Phase(**phase) for phase in values["phases"]),
         "hang": hang
         and Hang(**{**hang, "ranks": tuple(hang["ranks"]), "details": tuple(hang["details"])}),
@@ -373,6 +394,12 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "wait": Wait.__slots__,
 }
 _STATES, _CAUSES = {each.value for each in JobState}, {str(each) for each in Cause}
+
+
+def _wait(values: dict[str, Any]) -> Wait:
+    # The records of earlier versions have no outlook.
+    outlook = Outlook(values.get("outlook", Outlook.OPEN))
+    return Wait(**{**values, "phase": WaitPhase(values["phase"]), "outlook": outlook})
 
 
 def _failure(values: dict[str, Any]) -> Failure:

@@ -67,7 +67,8 @@ class PodRunner:
             with contextlib.suppress(docker.errors.APIError):
                 self._engine.remove_container(item["Id"], force=True, v=True)
         self._engine.remove_network(self.network)
-        assert self.errors == []
+        for error in self.errors:
+            raise AssertionError(f"the stand-in for a kubelet failed: {error!r}") from error
 
     def kill(self, pod: str) -> None:
         """Kill a pod's container, as the kernel does when it is out of memory."""

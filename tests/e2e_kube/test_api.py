@@ -295,6 +295,27 @@ def test_a_job_that_cannot_run_is_reported_with_the_reason(volcano_lab: Lab):
     assert "node 0: ErrImagePull: not found, and 1 more" in lab.status(job)["native_state"]
 
 
+def test_a_job_whose_image_is_missing_is_ended_by_whoever_sees_it(
+    lab: Lab, until: Callable[..., None]
+):
+    job = lab.submit("-n", "2", "--start-timeout-min", "0.05")
+    pods = lab.operate(job)
+    lab.phase(job, "Pending" if lab.engine == "volcano" else "Created")
+    container = "mindspore" if lab.engine == "ms-operator" else "cloudjob"
+    state = {"name": container, "image": "x", "imageID": "", "restartCount": 0, "ready": False}
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "manifest unknown"}}
+    lab.pod_status(pods[1], {"containerStatuses": [{**state, "state": waiting}]})
+    until(lambda: lab.status(job)["state"] == "FAILED", "end of the job")
+
+    status = lab.status(job)
+    assert (status["cause"], status["exit_code"]) == ("platform", 1)
+    text = "it cannot start: node 1: ErrImagePull: manifest unknown; check the job's image"
+    assert status["failure"]["message"].startswith(text)
+    assert stopped(lab, job)
+    (listed,) = json.loads(lab.run("list", "--json").out)
+    assert listed["state"] == "FAILED"
+
+
 def test_a_list_shows_the_same_status_as_status(lab: Lab):
     jobs = [lab.submit("-n", "2") for _ in range(3)]
     for job in jobs[:2]:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +25,16 @@ from urllib.parse import quote, unquote
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices, Event
 from cloudjob.backends.delivery import BOOT, new_ssh_key
-from cloudjob.backends.kubernetes import errors, events, kubeconfig, kueue, logs, state, waiting
+from cloudjob.backends.kubernetes import (
+    ending,
+    errors,
+    events,
+    kubeconfig,
+    kueue,
+    logs,
+    state,
+    waiting,
+)
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.client import POD, Client
 from cloudjob.backends.kubernetes.engine import CONFIG_MAP, SECRET, SERVICE, Engine, Stage
@@ -33,7 +43,7 @@ from cloudjob.backends.kubernetes.kueue import Deactivation
 from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import ENTRY_PATH, JOB_LABEL, MANAGER_LABEL, Names
 from cloudjob.backends.kubernetes.request import ENGINES, KubernetesRequest
-from cloudjob.backends.kubernetes.state import Pod
+from cloudjob.backends.kubernetes.state import Decision, Pod
 from cloudjob.backends.native import Ended, NativeStatus, Stop
 from cloudjob.errors import (
     BackendError,
@@ -57,7 +67,7 @@ if TYPE_CHECKING:
 _SCHEME = "kubernetes"
 _POLL_S = 1.0
 _LOCK = "lock"
-# Marks a job whose object was deleted to cancel it.
+# Marks a job whose object was deleted to stop it, and says how it ends if it was not cancelled.
 _DELETED = "deleted"
 # Seconds that a cancel waits for logs: for existing lines, and for those at the job's end.
 _LAST_OUTPUT_S = 5.0
@@ -93,12 +103,14 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         environ: Mapping[str, str] | None = None,
         user_home: Path | None = None,
         limits: Limits = LIMITS,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
         self._home = home / "kubernetes"
         self._options = options
         self._environ = os.environ if environ is None else environ
         self._user_home = user_home or Path.home()
         self._limits = limits
+        self._now_s = now_s
         self._found_cluster: Cluster | None = None
         self._chosen_engine: Engine | None = None
         # The checks before a submit validate this request.
@@ -251,9 +263,13 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         try:
             job = self._job(client, where)
         except JobNotFound:
-            if self._was_deleted(where.job_names.job):
-                return Ended("deleted", Cause.CANCELLED, Failure(), stop=Stop.OUTSIDE)
-            raise
+            note = self._deletion_note(where.job_names.job)
+            if note is None:
+                raise
+            decision = ending.load(note)
+            message = decision.message if decision else ""
+            cause = Cause.PLATFORM if decision else Cause.CANCELLED
+            return Ended("deleted", cause, Failure(message=message), stop=Stop.OUTSIDE)
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         stage = where.engine.stage(job, is_cancelled)
         now = stage.state
@@ -262,7 +278,14 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         else:
             pods, waits = self._read_pods(client, where, job, now)
             self._note_disrupted(handle, pods)
-        found = state.status_of(where.engine, job, pods, is_cancelled=is_cancelled, waits=waits)
+        decision = ending.decision_of(job)
+        if not (decision or is_cancelled or now.is_final):
+            decision = ending.decide(job, stage, pods, waits, self._now_s())
+            if decision and not self._carry_out(decision, client, where, handle, job):
+                decision = None
+        found = state.status_of(
+            where.engine, job, pods, is_cancelled=is_cancelled, waits=waits, decision=decision
+        )
         if is_cancelled and any(pod.is_cut_off for pod in pods) and not found.state.is_final:
             # Such a pod never ends, so report it to the user who waits.
             since_s = self._waiting_s.setdefault(handle, time.monotonic())
@@ -285,7 +308,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return {
             handle: status
             for handle, status in found.items()
-            if status or not self._was_deleted(_parse_handle(handle).job_names.job)
+            if status or self._deletion_note(_parse_handle(handle).job_names.job) is None
         }
 
     def _read_pods(
@@ -316,11 +339,17 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         pods = self._with_disrupted(handle, pods, may_restart=stage.may_restart)
         if stage.state is not JobState.FAILED:
             return pods, []
+        key = (str(job["metadata"]["uid"]), stage.state)
+        at, explained, waits = self._pod_states.get(key, (float("-inf"), [], []))
+        if time.monotonic() < at + _REREAD_S:
+            better = {pod.uid: pod.wait for pod in explained}
+            return [replace(p, wait=p.wait and better.get(p.uid, p.wait)) for p in pods], waits
         pods, waits = events.explained(client, where.job_names, pods), []
         # With retries, the events may be those of an earlier attempt.
         if not stage.may_restart and _is_short(where.engine, job, pods):
             waits = events.losses(client, where.job_names)
             waits += _creation(events.waits(client, where.engine, where.job_names, job, pods))
+        self._pod_states[key] = (time.monotonic(), pods, waits)
         return pods, waits
 
     def _note_disrupted(self, handle: str, pods: list[Pod]) -> None:
@@ -424,10 +453,53 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         if where.engine.stage(job, False).state.is_final:
             return
         doing = f"cancelling {handle}"
-        namespace, name = where.job_names.namespace, where.job_names.name
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._stop(client, where, job, {CANCELLED: now}, doing)
+        self._save_logs(handle)
+        if is_urgent:
+            query = self._place(where, None).selector
+            path = POD.path(where.job_names.namespace)
+            client.delete(path, doing, query, gracePeriodSeconds=0)
+
+    def _carry_out(
+        self,
+        decision: Decision,
+        client: Client,
+        where: _Handle,
+        handle: str,
+        job: Mapping[str, Any],
+    ) -> bool:
+        """End a job as decided; return whether this user may do that, and it is still right."""
+        pods, _ = logs.pods(client, self._place(where, None))
+        has_run = any(pod.is_held for pod in pods)
+        if ending.is_running(pods) and not has_run:
+            return False
+        doing = f"ending {where.job_names.job}"
+        try:
+            self._stop(client, where, job, ending.annotation(decision), doing, decision)
+        except errors.AccessDenied:
+            return False
+        if has_run:
+            self._save_logs(handle)
+        return True
+
+    def _stop(
+        self,
+        client: Client,
+        where: _Handle,
+        job: Mapping[str, Any],
+        annotations: Mapping[str, str],
+        doing: str,
+        decision: Decision | None = None,
+    ) -> None:
+        """End the pods of a job with their grace period, and keep the job with annotations.
+
+        Args:
+            decision: Why, if it is no cancel.
+        """
+        namespace, name = where.job_names.namespace, where.job_names.name
         path = where.engine.resource.path(namespace, name)
-        client.patch(path, {"metadata": {"annotations": {CANCELLED: now}}}, doing)
+        client.patch(path, {"metadata": {"annotations": annotations}}, doing)
         is_kueues = where.engine.kueue_resumes
         stopped = kueue.deactivate(client, job, doing) if is_kueues else Deactivation.UNMANAGED
         if stopped is Deactivation.UNMANAGED:
@@ -437,24 +509,31 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             else:
                 client.patch(resource.path(namespace, target), body, doing)
         elif stopped is Deactivation.IMPOSSIBLE:
-            self._delete_cancelled(client, where, path, doing)
-        self._save_logs(handle)
-        if is_urgent:
-            query = self._place(where, None).selector
-            client.delete(POD.path(namespace), doing, query, gracePeriodSeconds=0)
+            note = ending.dump(decision) if decision else ""
+            self._delete_stopped(client, where, path, doing, note)
 
-    def _delete_cancelled(self, client: Client, where: _Handle, path: str, doing: str) -> None:
-        """Delete a job that a queue would resume; its pods get their grace period."""
+    def _delete_stopped(
+        self, client: Client, where: _Handle, path: str, doing: str, note: str
+    ) -> None:
+        """Delete a job that a queue would resume; its pods get their grace period.
+
+        Args:
+            note: How it ends; empty if it was cancelled.
+        """
         folder = self._home / where.job_names.job
-        with writing("saving that the job was cancelled", folder):
+        with writing("saving that the job was stopped", folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (folder / _DELETED).touch(mode=0o600)
+            (folder / _DELETED).write_text(note, encoding="utf-8")
         # In the foreground: the job exists, and its status can be read, until its pods have ended.
         client.delete(path, doing, propagationPolicy="Foreground")
 
-    def _was_deleted(self, job: str) -> bool:
-        """Whether this machine has cancelled a job by deleting it."""
-        return (self._home / job / _DELETED).exists()
+    def _deletion_note(self, job: str) -> str | None:
+        """Return how a job ends that this machine has stopped by deleting it; None for others."""
+        try:
+            return (self._home / job / _DELETED).read_text(encoding="utf-8")
+        except OSError:
+            return None
 
     def _save_logs(self, handle: str) -> None:
         """Save the pods' logs, including lines still to come: the logs are deleted with the pods.
@@ -649,7 +728,8 @@ def _listed(
             state.pod_of(pod, partial(engine.node_of, job_names.name), engine.container)
             for pod in pods.get(engine.selector(job_names), ())
         ]
-        status = state.status_of(engine, job, nodes, is_cancelled=is_cancelled)
+        decision = ending.decision_of(job)
+        status = state.status_of(engine, job, nodes, is_cancelled=is_cancelled, decision=decision)
         if not status.state.is_final:
             found[handle] = status
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.backends.kubernetes import pod as pods
 from cloudjob.backends.kubernetes.pod import CONTAINER, JOB_LABEL, Names
@@ -13,6 +13,12 @@ from cloudjob.model.sections import Kubernetes
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 
+if TYPE_CHECKING:
+    from cloudjob.model.job import JobSpec
+
+# The annotations of a job's object after which minutes cloudjob ends it if no node starts.
+START_TIMEOUT = "cloudjob.start-timeout-min"
+PENDING = "cloudjob.pending-min"
 # The label that puts a job into a queue of Kueue.
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
@@ -168,6 +174,13 @@ class Engine(ABC):
             return 0
 
 
+def _with_limits(metadata: Mapping[str, Any], spec: JobSpec) -> dict[str, Any]:
+    """Return metadata with the limits of the job, so that every machine knows them."""
+    limits = {START_TIMEOUT: spec.start_timeout_min, PENDING: spec.kubernetes.pending_min}
+    own = {name: f"{minutes:g}" for name, minutes in limits.items() if minutes}
+    return {**metadata, "annotations": {**(metadata.get("annotations") or {}), **own}}
+
+
 def numbered(pod: str, prefix: str) -> int | None:
     """Return the number that follows the prefix in the name of a pod."""
     number = pod.removeprefix(prefix)
@@ -216,7 +229,7 @@ def job_manifest(
     made = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
-        "metadata": {**metadata, **pods.metadata(submission)},
+        "metadata": {**metadata, **_with_limits(pods.metadata(submission), submission.spec)},
         "spec": body,
     }
     patched = dict(merged(made, submission.spec.kubernetes.job))

@@ -36,12 +36,15 @@ def explained(client: Client, job_names: Names, pods: list[Pod]) -> list[Pod]:
 
     Users who may not read events may still submit.
     """
-    stuck = [pod for pod in pods if pod.wait and pod.host and not pod.is_leaving]
+    waiting_pods = [pod for pod in pods if pod.wait and not pod.is_leaving]
+    stuck = [pod for pod in waiting_pods if pod.host or pod.is_in_trouble]
     if not stuck:
         return pods
     first = min(stuck, key=lambda pod: (not pod.is_in_trouble, pod.node or 0, pod.name))
     with contextlib.suppress(BackendError):
-        found = _named(client, job_names, first.name)
+        # A pod of an earlier attempt may have had the same name.
+        named = _named(client, job_names, first.name)
+        found = [item for item in named if _is_after(item, first.created_at)]
         took = _pull_time(client, job_names, pods) if _is_pulling(found) else ""
         assert first.wait is not None
         better = replace(first, wait=waiting.with_events(first.wait, found, took))
@@ -83,7 +86,11 @@ def waits(
         made_at = max((pod.created_at for pod in pods), default="")
         creates = [item for item in warnings if _is_of_create(item)]
         others = [item for item in warnings if not _is_of_create(item)]
-        found += [_wait(WaitPhase.CREATION, item) for item in creates if _is_after(item, made_at)]
+        creates = [item for item in creates if _is_after(item, made_at)]
+        # Each refused pod has a name of its own, and with it an event.
+        since = min(map(waiting.first_moment, creates), default="")
+        nodes = engine.nodes(job)
+        found += [_wait(WaitPhase.CREATION, item, since=since, nodes=nodes) for item in creates]
         found += [unschedulable] if unschedulable else []
         found += [_wait(WaitPhase.QUEUE, item) for item in others if _is_after(item, scheduled_at)]
     return [*found, unschedulable] if unschedulable else found
@@ -174,6 +181,7 @@ def _object_name(item: Event) -> str:
     return str(item["involvedObject"].get("name") or "")
 
 
-def _wait(phase: WaitPhase, item: Event) -> Wait:
-    since = waiting.first_moment(item)
-    return waiting.trouble(phase, since, str(item.get("reason") or ""), item.get("message"))
+def _wait(phase: WaitPhase, item: Event, *, since: str = "", nodes: int = 1) -> Wait:
+    reason, message = str(item.get("reason") or ""), item.get("message")
+    since = since or waiting.first_moment(item)
+    return waiting.trouble(phase, since, reason, message, nodes=nodes)

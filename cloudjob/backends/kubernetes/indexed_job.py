@@ -112,10 +112,6 @@ def body_of(
     variables = pod.variables(submission, hosts, job_names.name)
     command = ["sh", "-c", _COMMAND, "jobentry"]
     template = pod.template(submission, job_names, variables, command, has_delivery=has_delivery)
-    deadline_s = pod.deadline_s(spec)
-    if deadline_s:
-        # The Job's own deadline would also count the time in which its pods wait for room.
-        template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
     return {
         "completionMode": "Indexed",
         "completions": spec.nodes,

@@ -38,17 +38,14 @@ def replicas(count: int, template: dict[str, Any]) -> dict[str, Any]:
     return {"replicas": count, "restartPolicy": policy, "template": template}
 
 
-def run_policy(spec: JobSpec, own: Mapping[str, Any], *, deadline_s: int = 0) -> dict[str, Any]:
+def run_policy(spec: JobSpec, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``runPolicy`` of a Kubeflow-style operator.
 
     Args:
         own: The fields that only this operator needs; they come first.
-        deadline_s: Seconds after which the operator ends the job; 0 for never.
     """
     options = spec.kubernetes
     policy: dict[str, Any] = {**own, **kept_after_end(options)}
-    if deadline_s:
-        policy["activeDeadlineSeconds"] = deadline_s
     scheduling: dict[str, Any] = {"minAvailable": spec.nodes}
     if options.queue:
         scheduling["queue"] = options.queue

@@ -11,13 +11,14 @@ import contextlib
 import enum
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cloudjob.backends.kubernetes import errors, waiting
 from cloudjob.backends.kubernetes.client import Client
 from cloudjob.backends.kubernetes.engine import KUEUE_QUEUE, Resource
 from cloudjob.errors import BackendError
-from cloudjob.model.status import Wait, WaitPhase
+from cloudjob.model.status import Outlook, Wait, WaitPhase
 
 _GROUP = "kueue.x-k8s.io"
 _GROUP_PATH = f"/apis/{_GROUP}"
@@ -34,6 +35,8 @@ VISIBLE_QUEUE = LOCAL_QUEUE._replace(group=_POSITIONS)
 _MOST_POSITIONS = 1000
 # Reasons that no other job's end removes: only another request or another queue does.
 _HOPELESS = ("ExceedsMaxQuota", "Misconfigured")
+# How Kueue itself stops a job for good, as opposed to a user who may let it continue.
+_GIVEN_UP = ("DeactivatedDueTo", "InactiveWorkload")
 # Reasons that say nothing, as Kueue has not looked at the job yet.
 _UNJUDGED = ("", "PendingEvaluation")
 # Seconds that a submit gives Kueue to look at the job.
@@ -105,7 +108,8 @@ def wait(client: Client, job: Mapping[str, Any]) -> Wait | None:
                 return None
             position = _position(client, workload, queued.queue)
             text = f"queue {queued.queue}: {position}{queued.why}"
-            return waiting.trouble(WaitPhase.QUEUE, queued.since, "", text)
+            found = waiting.trouble(WaitPhase.QUEUE, queued.since, "", text)
+            return replace(found, outlook=Outlook.STUCK) if queued.is_hopeless else found
     return None
 
 
@@ -151,7 +155,11 @@ def queued_of(workload: Mapping[str, Any]) -> Queued:
     if _is_true(conditions, "Admitted"):
         return Queued(queue, "", is_admitted=True)
     if (workload.get("spec") or {}).get("active") is False:
-        return Queued(queue, "Deactivated: it was stopped for good")
+        eviction = conditions.get("Evicted") or {}
+        since = str(eviction.get("lastTransitionTime") or "")
+        if str(eviction.get("reason")).startswith(_GIVEN_UP):
+            return Queued(queue, _words(eviction), is_hopeless=True, since=since)
+        return Queued(queue, "Deactivated: it was stopped for good", since=since)
     quota = conditions.get("QuotaReserved") or {}
     waits = [conditions.get("Admitted") or {}] if _is_true(conditions, "QuotaReserved") else [quota]
     if _is_true(conditions, "Evicted"):

@@ -75,7 +75,7 @@ class MpiOperator(Engine):
             "sshAuthMountPath": SSH_PATH,
             "launcherCreationPolicy": options.launcher_creation,
             "mpiImplementation": "OpenMPI",
-            "runPolicy": kubeflow.run_policy(spec, _RUN_POLICY, deadline_s=pod.deadline_s(spec)),
+            "runPolicy": kubeflow.run_policy(spec, _RUN_POLICY),
             "mpiReplicaSpecs": specs,
         }
         return engines.job_manifest(RESOURCE, submission, job_names, body)

@@ -72,10 +72,6 @@ class MsOperator(Engine):
             template = pod.template(
                 submission, job_names, given, command, own, has_delivery=has_delivery
             )
-            deadline_s = pod.deadline_s(spec)
-            if deadline_s:
-                # The operator's own limit for the job is checked only when something else happens.
-                template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
             del template["metadata"]
             return kubeflow.replicas(count, template)
 

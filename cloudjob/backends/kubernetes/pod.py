@@ -163,6 +163,9 @@ def template(
         # A volume that is mounted at several paths is one volume.
         "volumes": list({volume["name"]: volume for volume, _ in found}.values()),
     }
+    if deadline_s := _deadline_s(spec):
+        # Counted from the start of the pod: a deadline of a job would also count its wait for room.
+        pod["activeDeadlineSeconds"] = deadline_s
     pod.update(_place(spec))
     _secure(pod, container, options.user)
     made = {"metadata": merged(_NO_PROXY, metadata(submission)), "spec": pod}
@@ -189,7 +192,7 @@ def with_own_labels(found: Mapping[str, Any] | None, submission: Submission) -> 
     return {**(found or {}), "labels": {**((found or {}).get("labels") or {}), **own}}
 
 
-def deadline_s(spec: JobSpec) -> int:
+def _deadline_s(spec: JobSpec) -> int:
     """Return the seconds after which the cluster ends a pod; 0 for never."""
     if not spec.timeout_min:
         return 0

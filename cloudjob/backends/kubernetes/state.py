@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudjob.backends.kubernetes import reasons, waiting
 from cloudjob.backends.kubernetes.engine import Engine, Stage
@@ -13,7 +13,7 @@ from cloudjob.backends.kubernetes.pod import CONTAINER
 from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
 from cloudjob.model import times
 from cloudjob.model.status import JobState, Wait, WaitPhase
-from jobentry.contract.exits import Failure
+from jobentry.contract.exits import Cause, Failure
 
 _OVER = ("Succeeded", "Failed")
 _DISRUPTED = "DisruptionTarget"
@@ -33,6 +33,7 @@ class Pod:
         is_leaving: Whether it was deleted and is in its grace period.
         is_cut_off: Whether its container runs on a machine that no longer reports to the cluster.
         is_over: Whether its container will write nothing more; sidecars may still run.
+        is_held: Whether its container has ended, and sidecars keep it from ending.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Pod:
     is_leaving: bool = False
     is_cut_off: bool = False
     is_over: bool = False
+    is_held: bool = False
 
     @property
     def is_in_trouble(self) -> bool:
@@ -62,6 +64,17 @@ class Pod:
     def is_lost(self) -> bool:
         """Whether the cluster has given up the pod, and its machine cannot end it."""
         return self.is_cut_off and self.is_leaving and not self.is_over
+
+
+class Decision(NamedTuple):
+    """How cloudjob has ended a job that its operator would have kept for ever.
+
+    Args:
+        exit_code: That of the head; None if it has not run.
+    """
+
+    exit_code: int | None
+    message: str
 
 
 def pod_of(
@@ -102,7 +115,12 @@ def pod_of(
         is_leaving=bool(metadata.get("deletionTimestamp")),
         is_cut_off="running" in state and _is_cut_off(status),
         is_over=has_ended or is_over,
+        is_held=has_ended and not is_over and _has_running(status),
     )
+
+
+def _has_running(status: Mapping[str, Any]) -> bool:
+    return any("running" in (s.get("state") or ()) for s in status.get("containerStatuses") or ())
 
 
 def _of_container(items: Iterable[Mapping[str, Any]] | None, name: str) -> Mapping[str, Any]:
@@ -126,6 +144,7 @@ def status_of(
     *,
     is_cancelled: bool,
     waits: Iterable[Wait] = (),
+    decision: Decision | None = None,
 ) -> NativeStatus:
     """Return the state of a job.
 
@@ -133,6 +152,7 @@ def status_of(
         job: The operator's manifest with its status.
         pods: The job's pods that exist.
         waits: What the queue and the quota say, the best explanation first.
+        decision: How cloudjob has ended it; None if it has not.
     """
     nodes = [pod for pod in pods if pod.node is not None]
     stage = engine.stage(job, is_cancelled)
@@ -144,6 +164,8 @@ def status_of(
         stage = _without_head(stage, nodes, reads_pods=engine.reads_pods)
     starts = [pod.started_at for pod in nodes if pod.started_at]
     started_at = min(starts, default="") or _time(stage.started_at) or None
+    if decision is not None and stage.state is not JobState.SUCCEEDED:
+        return _decided(stage, nodes, decision, started_at)
     if stage.state.is_final:
         return _ended(started_at, stage, nodes, waits)
     found = _wait(nodes, waits)
@@ -218,7 +240,7 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
     reason = _reason(nodes)
     if has_failed:
         absent = _wait(_absent(nodes), waits)
-        reason = reason or (_not_started(absent) if absent else "")
+        reason = reason or (text_of(absent) if absent else "")
         node = blamed.node if blamed else None
         failure = failure._replace(node=node, message=_failure(stage, head, blamed, reason))
     return Ended(
@@ -235,6 +257,22 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
     )
 
 
+def _decided(stage: Stage, nodes: list[Pod], decision: Decision, started_at: str | None) -> Ended:
+    """Return the end of a job that cloudjob has ended, whatever its operator makes of that."""
+    head = next((pod for pod in nodes if pod.node == 0), None)
+    code, message = decision
+    return Ended(
+        f"{stage.native}, and ended by cloudjob",
+        Cause.PLATFORM if code != 0 else Cause.NONE,
+        None if code == 0 else Failure(exit_code=code, message=message),
+        started_at=started_at,
+        ended_at=(head.ended_at if head else "") or _time(stage.ended_at) or None,
+        attempt_at=_attempt_at(stage, nodes),
+        # The head was told to end only because the job was given up.
+        stop=Stop.PLATFORM,
+    )
+
+
 def _attempt_at(stage: Stage, nodes: list[Pod]) -> str:
     """Return when the last attempt began: with its first pod, if the engine does not say so."""
     if stage.is_again and not stage.attempt_at:
@@ -244,26 +282,32 @@ def _attempt_at(stage: Stage, nodes: list[Pod]) -> str:
 
 def _failure(stage: Stage, head: Pod | None, blamed: Pod | None, reason: str) -> str:
     if blamed is not None:
-        return reason if blamed.reason == reasons.OUT_OF_MEMORY else _message(blamed)
+        return reason if blamed.reason == reasons.OUT_OF_MEMORY else message_of(blamed)
     if reason or stage.has_asked or (head is not None and not head.is_leaving):
         return stage.message or reason
     detail = f" ({stage.message})" if stage.message else ""
     return f"node 0: its pod was removed: drained, preempted or deleted{detail}"
 
 
-def _wait(nodes: Iterable[Pod], given: Iterable[Wait]) -> Wait | None:
-    """Return what keeps nodes from running: their troubles, what is given, or what is normal."""
+def waits_of(nodes: Iterable[Pod]) -> list[Wait]:
+    """Return what each node waits for that does not run, troubles first."""
     found = sorted(((pod.node or 0, pod.name, pod) for pod in nodes), key=itemgetter(0, 1))
     waits = [(node, wait) for node, _, pod in found if (wait := _wait_of(pod))]
-    troubles = [item for item in waits if item[1].is_trouble]
+    named = [replace(wait, message=f"node {node}: {wait.message}") for node, wait in waits]
+    return sorted(named, key=lambda wait: not wait.is_trouble)
+
+
+def _wait(nodes: Iterable[Pod], given: Iterable[Wait]) -> Wait | None:
+    """Return what keeps nodes from running: their troubles, what is given, or what is normal."""
+    waits = waits_of(nodes)
+    troubles = [wait for wait in waits if wait.is_trouble]
     for wait in () if troubles else given:
         return wait
     shown = troubles or waits
     if not shown:
         return None
-    node, first = shown[0]
     more = f", and {len(shown) - 1} more" if len(shown) > 1 else ""
-    return replace(first, message=f"node {node}: {first.message}{more}")
+    return replace(shown[0], message=f"{shown[0].message}{more}")
 
 
 def _absent(nodes: list[Pod]) -> list[Pod]:
@@ -334,7 +378,8 @@ def _reason_of(pod: Pod) -> str:
     return pod.reason or (reasons.LOST if pod.is_lost else "")
 
 
-def _message(pod: Pod) -> str:
+def message_of(pod: Pod) -> str:
+    """Return how a node has failed."""
     reason = _reason_of(pod)
     if reason:
         advice = reasons.advice(reason)
@@ -344,7 +389,8 @@ def _message(pod: Pod) -> str:
     return f"node {pod.node} ({pod.name}) ended with exit code {pod.exit_code}"
 
 
-def _not_started(wait: Wait) -> str:
+def text_of(wait: Wait) -> str:
+    """Return what a node waits for, and what to do about it."""
     hint = f"; {wait.hint}" if wait.hint else ""
     return f"{wait.message}{hint}"
 
@@ -357,7 +403,7 @@ def _reason(nodes: list[Pod]) -> str:
         limit = f", limited to {full[0].memory}" if full[0].memory else ""
         return f"out of memory: {listed}{limit}{reasons.advice(reasons.OUT_OF_MEMORY)}"
     ended = [pod for pod in nodes if _reason_of(pod)]
-    return _message(ended[0]) if ended else ""
+    return message_of(ended[0]) if ended else ""
 
 
 def _time(text: object) -> str:

@@ -57,9 +57,6 @@ class Volcano(Engine):
         given = pod.variables(submission, hosts, job_names.name, _OWN_VARIABLES)
         command = ["sh", f"{pod.ENTRY_PATH}/boot.sh"]
         template = pod.template(submission, job_names, given, command, has_delivery=has_delivery)
-        deadline_s = pod.deadline_s(spec)
-        if deadline_s:
-            template["spec"].setdefault("activeDeadlineSeconds", deadline_s)
         body: dict[str, Any] = {
             "schedulerName": "volcano",
             # All nodes or none: a part of a job would only block resources.

@@ -27,6 +27,8 @@ _REFERENCES = {
     **dict.fromkeys(("secret", "secretRef", "secretKeyRef"), SECRET),
     **dict.fromkeys(("configMap", "configMapRef", "configMapKeyRef"), CONFIG_MAP),
 }
+# The kinds of volumes that a URI can name.
+_SOURCES = ("persistentVolumeClaim", "secret", "configMap")
 _HOST = "kubernetes.io/hostname"
 _SHARED, _READ_SHARED, _OF_ONE_POD = "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"
 
@@ -87,10 +89,11 @@ def resolved(submission: Submission) -> Submission:
     """
     spec = submission.spec
     mounts: list[dict[str, Any]] = []
-    names: dict[str, str] = {}
+    # A pod that mounts one claim as two volumes may never start (kubernetes#28502).
+    names = _names_of_sources(spec.kubernetes.volumes)
+    given_names = set(names.values())
 
     def mounted(name: str, place: Place, *, is_read_only: bool) -> str:
-        # A pod that mounts one claim as two volumes may never start (kubernetes#28502).
         volume = names.setdefault(str(place.source), f"cloudjob-{len(names)}")
         mount = {"mountPath": f"{_MOUNTS}/{name}", "readOnly": is_read_only}
         mounts.append({"name": volume, **place.source, **mount})
@@ -108,6 +111,7 @@ def resolved(submission: Submission) -> Submission:
     if not mounts:
         return submission
     written = {mount["name"] for mount in mounts if not mount["readOnly"]}
+    written |= given_names
     for mount in mounts:
         claim = mount.get("persistentVolumeClaim")
         if claim and mount["name"] not in written:
@@ -117,6 +121,16 @@ def resolved(submission: Submission) -> Submission:
     inputs = {name: uri for name, uri in spec.inputs.items() if name not in paths}
     made = spec.with_values(inputs=inputs, env={**spec.env, **paths}, kubernetes=options)
     return submission._replace(spec=made, outputs=outputs)
+
+
+def _names_of_sources(volumes: list[Any]) -> dict[str, str]:
+    """Return the names of the job file's volumes, by what a URI may name, too."""
+    return {
+        str({key: volume[key]}): str(volume["name"])
+        for volume in volumes
+        for key in _SOURCES
+        if isinstance(volume, Mapping) and key in volume and "name" in volume
+    }
 
 
 # -- what must exist ------------------------------------------------------------------------------
@@ -194,7 +208,9 @@ def _use(pod: Mapping[str, Any], volume: Mapping[str, Any]) -> Use:
     ]
     is_read_only = bool(volume["persistentVolumeClaim"].get("readOnly"))
     is_read_only |= all(mount.get("readOnly") for mount in mounts)
-    together = (pod.get("affinity") or {}).get("podAffinity")
+    affinity = (pod.get("affinity") or {}).get("podAffinity") or {}
+    # A preferred affinity is no guarantee.
+    together = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     is_together = _HOST in str(together) or _HOST in (pod.get("nodeSelector") or {})
     return Use(is_read_only, is_together or bool(pod.get("nodeName")))
 

@@ -9,12 +9,17 @@ from typing import Any
 
 from cloudjob.backends.kubernetes import reasons
 from cloudjob.model import summary, times
-from cloudjob.model.status import Wait, WaitPhase
+from cloudjob.model.status import Outlook, Wait, WaitPhase
 
 # Normal reasons for which a container waits.
 _NORMAL_REASONS = ("ContainerCreating", "PodInitializing", "")
 _MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _WARNING = "Warning"
+# With this, a kubelet sums up mounts that failed, and hides the reason in an earlier event.
+_SUMMARY = "Unable to attach or mount volumes"
+# Of an autoscaler that adds a machine for a pod, or that cannot add one now.
+_SCALING = ("TriggeredScaleUp", "Nominated")
+_IS_SCALED_LATER = re.compile("max (node group size|cluster .*limit) reached|in backoff", re.ASCII)
 # Characters of a reason that are shown: a scheduler can write pages.
 _MAX_CHARS = 300
 # A duration as Go writes it: "1m31.5s", "350ms".
@@ -70,10 +75,16 @@ def with_events(wait: Wait, events: Iterable[Mapping[str, Any]], took: str) -> W
     found = sorted(events, key=lambda item: (moment(item), item.get("type") == _WARNING))
     if not found:
         return wait
+    if wait.phase is WaitPhase.SCHEDULING:
+        return _with_attempts(wait, found)
     if wait.is_trouble:
-        return _with_pull_error(wait, found)
+        return _with_error(wait, found)
     # A later event makes a warning obsolete: a volume was mounted at last.
     last = found[-1]
+    if str(last.get("message")).startswith(_SUMMARY):
+        reasons_of_mounts = [item for item in found if item.get("reason") in _MOUNTS]
+        details = [e for e in reasons_of_mounts if not str(e.get("message")).startswith(_SUMMARY)]
+        last = details[-1] if details else last
     reason, message = str(last.get("reason") or ""), str(last.get("message") or "")
     if last.get("type") == _WARNING:
         phase = WaitPhase.MOUNTING if reason in _MOUNTS else wait.phase
@@ -86,13 +97,45 @@ def with_events(wait: Wait, events: Iterable[Mapping[str, Any]], took: str) -> W
     return wait
 
 
-def _with_pull_error(wait: Wait, found: list[Mapping[str, Any]]) -> Wait:
-    """Add why an image was not pulled, which kubelets tell only in an event while they pause."""
-    errors = [str(item.get("message")) for item in found if item.get("reason") == "Failed"]
-    pulls = [text for text in errors if text.startswith("Failed to pull image")]
-    if wait.phase is not WaitPhase.PULLING or not pulls or "ErrImagePull" in wait.message:
+def _with_attempts(wait: Wait, found: list[Mapping[str, Any]]) -> Wait:
+    """Add since when a scheduler has found no machine that fits, unless an autoscaler adds one."""
+    for item in found:
+        text = str(item.get("message"))
+        if item.get("reason") in _SCALING or _IS_SCALED_LATER.search(text):
+            return wait
+    stuck: list[Mapping[str, Any]] = []
+    other_at = ""
+    for item in (item for item in found if item.get("reason") == "FailedScheduling"):
+        if reasons.outlook("FailedScheduling", str(item.get("message"))) is Outlook.STUCK:
+            stuck.append(item)
+        else:
+            stuck, other_at = [], times.normalised(moment(item))
+    if not stuck:
         return wait
-    return replace(wait, message=shortened(f"{wait.message.partition(': ')[0]}: {pulls[-1]}"))
+    # A sentence that is repeated has the time of its first occurrence.
+    return replace(wait, since=max(_since(stuck), other_at), outlook=Outlook.STUCK)
+
+
+def _with_error(wait: Wait, found: list[Mapping[str, Any]]) -> Wait:
+    """Add since when a container cannot start, and why its image was not pulled.
+
+    Kubelets tell that only in an event while they pause.
+    """
+    errors = [item for item in found if item.get("reason") == "Failed"]
+    pulls = [e for e in errors if str(e.get("message")).startswith("Failed to pull image")]
+    if wait.phase is not WaitPhase.PULLING or not pulls:
+        return replace(wait, since=_since(errors[-1:]) or wait.since)
+    wait = replace(wait, since=_since(pulls))
+    if "ErrImagePull" in wait.message:
+        return wait
+    reason, text = wait.message.partition(": ")[0], str(pulls[-1].get("message"))
+    better = shortened(f"{reason}: {text}")
+    return replace(wait, message=better, outlook=reasons.outlook(reason, text))
+
+
+def _since(found: Iterable[Mapping[str, Any]]) -> str:
+    """Return when the first of these events was first seen; empty for none."""
+    return times.normalised(min(map(first_moment, found), default=""))
 
 
 def pull_time(node: int | None, events: Iterable[Mapping[str, Any]]) -> str:
@@ -118,15 +161,22 @@ def first_moment(item: Mapping[str, Any]) -> str:
     return str(item.get("firstTimestamp") or item.get("eventTime") or moment(item))
 
 
-def trouble(phase: WaitPhase, since: str, reason: str, message: object) -> Wait:
-    """Return a wait for something that may never come by itself."""
+def trouble(phase: WaitPhase, since: str, reason: str, message: object, *, nodes: int = 1) -> Wait:
+    """Return a wait for something that may never come by itself.
+
+    Args:
+        nodes: The number of pods that a job needs at the same time, if they may not be created.
+    """
     text = str(message or "")
+    is_creation = phase is WaitPhase.CREATION
+    refused = reasons.outlook_of_refusal(text, nodes) if is_creation else None
     return Wait(
         phase=phase,
         since=times.normalised(since),
         message=shortened(f"{reason}: {text}".strip(": ")),
-        hint=reasons.hint(reason, text if phase is WaitPhase.CREATION else ""),
+        hint=reasons.hint(reason, text if is_creation else ""),
         is_trouble=True,
+        outlook=refused or reasons.outlook(reason, text),
     )
 
 

@@ -640,6 +640,19 @@ def test_a_waiting_follower_does_not_list_events_every_second(
     pieces.close()  # type: ignore[attr-defined]
 
 
+def test_the_events_of_an_ended_job_are_not_read_again_at_once(job: JobFixture):
+    """A wait for its record asks for its status every second."""
+    job.mark_finished(0, 1)
+    del job.api.objects[f"{PODS}/{job.pods[1]}"]
+    job.set_phase("Failed")
+    states = [job.backend.status(job.handle)]
+    event_requests = len(job.api.requests_with("GET", "/events"))
+    states += [job.backend.status(job.handle) for _ in range(3)]
+
+    assert states == states[:1] * 4
+    assert 1 <= event_requests == len(job.api.requests_with("GET", "/events"))
+
+
 def preempt(job: JobFixture, node: int) -> None:
     """Mark the pod of this node as the scheduler does before it deletes it."""
     pod = job.pod(node)

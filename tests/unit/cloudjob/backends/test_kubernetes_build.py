@@ -54,6 +54,7 @@ EVERYTHING: dict[str, Any] = {
     "image_pull_policy": "Always",
     "priority_class": "high",
     "keep_min": 60.0,
+    "pending_min": 90.0,
     "labels": {"team": "vision"},
     "annotations": {"note": "nightly"},
     "pod": {"spec": {"hostIPC": True, "containers": [{"name": "cloudjob", "tty": True}]}},

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from cloudjob.backends.kubernetes import backend as backends
-from cloudjob.backends.kubernetes import errors, waiting
+from cloudjob.backends.kubernetes import errors, reasons, waiting
 from cloudjob.backends.kubernetes.backend import CANCELLED, KubernetesBackend
+from cloudjob.backends.kubernetes.engine import Resource
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.backends.native import Ended, Running, Waiting
-from cloudjob.model import summary
-from cloudjob.model.status import JobState, WaitPhase, exit_code
+from cloudjob.model import summary, times
+from cloudjob.model.status import JobState, Outlook, WaitPhase, exit_code
 from cloudjob.tracking import verdict
+from jobentry.contract.exits import Cause
 from tests.support import operators
 from tests.support.fake_kube_api import EVENTS, NAMESPACE, PODS, is_in
 from tests.support.statuses import status_of
@@ -32,6 +34,18 @@ AT = "2026-11-21T10:00:0{}Z"
 IMAGE = "registry.example.com/base:1"
 NO_ROOM = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 QUOTA = 'pods "x" is forbidden: exceeded quota: gpus, requested: 8, used: 8, limited: 8'
+SMALL_QUOTA = (
+    'pods "x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, '
+    "used: requests.nvidia.com/gpu=0, limited: requests.nvidia.com/gpu=12"
+)
+UNHELPFUL = (
+    "no new claims to deallocate, preemption: 0/{0} nodes are available: {0} Preemption is not "
+    "helpful for scheduling."
+)
+NO_MACHINE = (
+    "0/3 nodes are available: 1 node(s) had untolerated taint "
+    "{node-role.kubernetes.io/control-plane: }, 2 node(s) didn't match Pod's node affinity/selector"
+)
 _PHASES = {
     "volcano": {"Created": "Pending", "Succeeded": "Completed"},
     "job": {"Created": "", "Running": "", "Succeeded": "Complete"},
@@ -40,10 +54,32 @@ _PHASES = {
 
 
 class Recorded:
-    """The objects of a cluster, with the two methods of a client that only read."""
+    """The objects of a cluster, with the methods of a client; writes are only noted."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
+        self.written: list[tuple[str, Object]] = []
+        # Whether the user may write.
+        self.is_forbidden = self.is_forbidden_workload = False
+
+    def patch(self, path: str, body: Object, doing: str) -> None:
+        if self.is_forbidden or (self.is_forbidden_workload and "/workloads/" in path):
+            raise errors.api_error(doing, 403, b"")
+        self.written.append((path, body))
+        annotations = body.get("metadata", {}).get("annotations", {})
+        if annotations:
+            self.objects[path]["metadata"].setdefault("annotations", {}).update(annotations)
+
+    def stream(self, path: str, query: Object, doing: str) -> Any:
+        raise errors.api_error(doing, 404, b"")
+
+    def create(self, resource: Resource, namespace: str, body: Object, label: str) -> Object:
+        self.written.append((resource.path(namespace), body))
+        return body
+
+    def delete(self, path: str, doing: str, query: Object | None = None, **body: Any) -> None:
+        self.objects.pop(path)
+        self.written.append((path, body))
 
     def get(self, path: str, doing: str, query: Mapping[str, str] | None = None) -> Object:
         if path not in self.objects:
@@ -76,9 +112,15 @@ class Job:
             self.pods[node] = self.client.objects[f"{PODS}/{name}"] = pod
         self.set_phase("Created")
         self.handle = f"kubernetes://test/{NAMESPACE}/{engine}/{made.job}"
-        self.backend = KubernetesBackend(folder, {}, environ={})
+        self.now_s = times.seconds_of(AT.format(9))
+        self.backend = KubernetesBackend(folder, {}, environ={}, now_s=lambda: self.now_s)
         cluster = backends._parse_handle(self.handle).cluster
         self.backend._clients[cluster] = self.client  # type: ignore[assignment]
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the job's pods were asked to end."""
+        return any("annotations" not in str(body) for _, body in self.client.written)
 
     def set_phase(self, phase: str, **status: Any) -> None:
         """Set the job's status as its controller would."""
@@ -198,6 +240,35 @@ def back_off(job: Job) -> None:
     job.hold(1, "ImagePullBackOff", f'Back-off pulling image "{IMAGE}"')
     job.pod_event(1, "Failed", f'Failed to pull image "{IMAGE}": manifest unknown')
     job.pod_event(1, "BackOff", f'Back-off pulling image "{IMAGE}"', at=5, kind="Normal")
+
+
+def mount_times_out(job: Job) -> None:
+    """A kubelet's summary of what it waits for hides the reason."""
+    job.place(0)
+    text = 'MountVolume.SetUp failed for volume "hub" : secret "hub" not found'
+    job.pod_event(0, "FailedMount", text)
+    text = "Unable to attach or mount volumes: unmounted volumes=[hub]: timed out"
+    job.pod_event(0, "FailedMount", text, at=5)
+
+
+def unschedulable(why: str, *event: str) -> Callable[[Job], None]:
+    """Return what leaves a node without a machine, and what an autoscaler says about it."""
+
+    def arrange(job: Job) -> None:
+        job.condition(0, "PodScheduled", "False", "Unschedulable", why)
+        job.pod_event(0, "FailedScheduling", why)
+        if event:
+            job.pod_event(0, *event, at=5, kind="Normal")
+
+    return arrange
+
+
+def with_sidecar(job: Job, code: int) -> None:
+    """The container of the head ends, and a container beside it does not."""
+    job.run(0, 1)
+    job.end(0, code)
+    job.pods[0]["status"]["phase"] = "Running"
+    job.pods[0]["status"]["containerStatuses"].append({"name": "proxy", "state": {"running": {}}})
 
 
 def mounted_at_last(job: Job) -> None:
@@ -349,9 +420,9 @@ WAITS = {
         "node 0: ErrImagePull: not found; check the job's image",
     ),
     "image back-off": (back_off, "node 1: ImagePullBackOff: Failed to pull", "manifest unknown;"),
-    "image name": (
-        lambda job: job.hold(0, "InvalidImageName", "couldn't parse"),
-        "correct the job's image",
+    "registry is down": (
+        lambda job: job.hold(0, "ErrImagePull", "dial tcp: connect: connection refused"),
+        "connection refused; check the job's image",
     ),
     "image never pulled": (
         lambda job: job.hold(0, "ErrImageNeverPull", "not present with pull policy of Never"),
@@ -381,12 +452,61 @@ WAITS = {
         lambda job: (job.place(0), job.pod_event(0, "FailedAttachVolume", "Multi-Attach error"))[0],
         "node 0: FailedAttachVolume: Multi-Attach error",
     ),
+    "mount of a missing secret": (
+        mount_times_out,
+        'node 0: FailedMount: MountVolume.SetUp failed for volume "hub" : secret "hub" not found;',
+    ),
+    "quota is too small": (refused(SMALL_QUOTA), "limited: requests.nvidia.com/gpu=12"),
+    "no machine fits": (unschedulable(NO_MACHINE), f"node 0: Unschedulable: {NO_MACHINE}"),
+    "every machine is too small": (
+        unschedulable("0/2 nodes are available: 2 Insufficient cpu. " + UNHELPFUL.format(2)),
+        "2 Insufficient cpu.",
+    ),
+    "claim missing": (
+        unschedulable('0/2 nodes are available: persistentvolumeclaim "data" not found.'),
+        'persistentvolumeclaim "data" not found',
+    ),
+    "one machine is full": (
+        unschedulable(
+            "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match Pod's node "
+            "affinity/selector. preemption: 0/2 nodes are available: 1 No preemption victims "
+            "found for incoming pod, 1 Preemption is not helpful for scheduling."
+        ),
+        "1 Insufficient cpu",
+    ),
+    "one machine is cordoned": (
+        unschedulable(
+            "0/2 nodes are available: 1 node(s) didn't match Pod's node affinity/selector, "
+            "1 node(s) were unschedulable. " + UNHELPFUL.format(2)
+        ),
+        "1 node(s) were unschedulable",
+    ),
+    "autoscaler adds a machine": (
+        unschedulable(NO_MACHINE, "TriggeredScaleUp", "pod triggered scale-up: [{pool 0->1}]"),
+        NO_MACHINE,
+    ),
+    "autoscaler has its limit": (
+        unschedulable(NO_MACHINE, "NotTriggerScaleUp", "1 max node group size reached"),
+        NO_MACHINE,
+    ),
+    "autoscaler cannot help": (
+        unschedulable(NO_MACHINE, "NotTriggerScaleUp", "1 node(s) didn't match Pod's affinity"),
+        NO_MACHINE,
+    ),
     "mounted at last": (mounted_at_last, "node 0: gpu-0 starts its container"),
     "network": (
         lambda job: (job.place(0), job.pod_event(0, "FailedCreatePodSandBox", "cni"))[0],
         "the machine's network is not ready",
     ),
 }
+# Of these waits, those that somebody must end.
+STUCK = (
+    *("quota needs limits", "quota is too small", "pod security", "limit range", "webhook refuses"),
+    *("policy refuses", "service account", "priority class", "image missing", "image back-off"),
+    *("image never pulled", "image of an init container", "secret missing", "no machine fits"),
+    *("mount of a missing secret", "every machine is too small", "claim missing"),
+    "autoscaler cannot help",
+)
 QUEUED = ("job", "jobset", "mpi-operator")
 PULLS = f"node 1: pulling the image {IMAGE} (node 0 took 31 s)"
 PENDING_QUOTA = ("QuotaReserved", "False", "WaitingForQuota", "4 more needed")
@@ -409,6 +529,7 @@ DISRUPTIONS = {
     "TerminationByKubelet": "its machine ran short of memory or disk, or shut down; submit",
     "NewInKubernetes2": "why",
 }
+DELETED = {"propagationPolicy": "Foreground"}
 FAILED, RUNNING = JobState.FAILED, JobState.RUNNING
 SITUATIONS = {
     **{
@@ -507,6 +628,17 @@ SITUATIONS = {
         for reason, words in DISRUPTIONS.items()
         for node in (0, 1)
     },
+    "image name": Situation(
+        lambda job: job.hold(0, "InvalidImageName", "couldn't parse"),
+        FAILED,
+        ("it cannot start: node 0: InvalidImageName: couldn't parse; correct the job's image",),
+    ),
+    "success beside a sidecar": Situation(
+        lambda job: with_sidecar(job, 0), JobState.SUCCEEDED, code=0
+    ),
+    "failure beside a sidecar": Situation(
+        lambda job: with_sidecar(job, 3), FAILED, ("node 0 (", "exit code 3"), 3
+    ),
     # The pod is still there: nobody has deleted it yet.
     "ended by the kubelet": Situation(
         ended_by_kubelet, FAILED, ("node 1 (", "TerminationByKubelet: why; its machine ran short")
@@ -545,6 +677,134 @@ def test_a_user_is_told_the_truth(name: str, tmp_path: Path):
         assert status.state is situation.state, (engine, text)
         told = {word: text.count(word) for word in situation.words}
         assert told == dict.fromkeys(situation.words, 1), (engine, text)
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_job_that_cannot_start_ends_and_one_that_waits_for_others_does_not(
+    name: str, tmp_path: Path
+):
+    """Whoever sees it ends it, and everybody reads why; a user who may not end it sees the wait."""
+    for engine in ENGINES:
+        job = Job(engine, tmp_path)
+        WAITS[name][0](job)  # type: ignore[operator]
+        job.now_s += 590
+        assert isinstance(job.backend.status(job.handle), Waiting), engine
+
+        job.now_s += 1e7 if name not in STUCK else 10
+        job.client.is_forbidden = True
+        assert isinstance(job.backend.status(job.handle), Waiting), engine
+        job.client.is_forbidden = False
+        ended = job.backend.status(job.handle)
+
+        if name not in STUCK:
+            assert isinstance(ended, Waiting), (engine, ended)
+            assert job.client.written == [], engine
+            continue
+        assert isinstance(ended, Ended), engine
+        assert ended.cause is Cause.PLATFORM
+        assert ended.failure
+        for words in WAITS[name][1:]:
+            assert str(words) in ended.failure.message, engine
+        assert job.has_stopped
+        writes = len(job.client.written)
+        assert job.backend.status(job.handle) == ended
+        assert len(job.client.written) == writes
+
+
+def test_a_job_ends_when_it_has_waited_as_long_as_its_user_allows(tmp_path: Path):
+    for engine in ENGINES:
+        job = Job(engine, tmp_path)
+        job.job["metadata"]["annotations"]["cloudjob.pending-min"] = "60"
+        unschedulable(NO_ROOM)(job)
+        job.now_s = times.seconds_of(AT.format(0)) + 3599
+        assert isinstance(job.backend.status(job.handle), Waiting)
+
+        job.now_s += 1
+        ended = job.backend.status(job.handle)
+
+        assert isinstance(ended, Ended)
+        assert ended.failure
+        text = "it has not started in 1 h (kubernetes.pending_min): node 0: Unschedulable"
+        assert ended.failure.message.startswith(text)
+
+
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["stopped", "deleted"])
+def test_a_job_that_its_queue_will_never_admit_ends(is_allowed: bool, tmp_path: Path):
+    """Kueue would resume a suspended job; who may not change its Workload deletes the job."""
+    for engine in QUEUED:
+        job = Job(engine, tmp_path / engine)
+        job.queue(("QuotaReserved", "False", "ExceedsMaxQuota", "8 gpus of 4"))
+        if not is_allowed:
+            job.client.is_forbidden_workload = True
+        job.now_s += 600
+        ended = job.backend.status(job.handle)
+
+        assert isinstance(ended, Ended)
+        assert ended.failure
+        assert "it cannot start: queue lab: ExceedsMaxQuota: 8 gpus of 4" in ended.failure.message
+        assert job.backend.status(job.handle).state is FAILED
+        (_, body) = job.client.written[-1]
+        assert body == ({"spec": {"active": False}} if is_allowed else DELETED)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_end_beside_a_sidecar_stays_when_the_pods_are_gone(engine: str, tmp_path: Path):
+    job = Job(engine, tmp_path)
+    with_sidecar(job, 3)
+    assert job.backend.status(job.handle).state is FAILED
+    assert job.has_stopped
+
+    job.remove(0, 1)
+    job.set_phase(
+        "Suspended" if engine in QUEUED else "Aborted" if engine == "volcano" else "Failed"
+    )
+    ended = job.backend.status(job.handle)
+
+    assert isinstance(ended, Ended)
+    assert (ended.state, ended.exit_code) == (FAILED, 3)
+
+
+def test_a_machine_that_is_away_for_a_moment_ends_no_job(tmp_path: Path):
+    """Its pods wait for room all day; that no machine fits counts from when it is said."""
+    job = Job("job", tmp_path)
+    unschedulable(NO_MACHINE)(job)
+    job.pod_event(0, "FailedScheduling", NO_ROOM, at=8)
+    job.pod_event(0, "FailedScheduling", NO_MACHINE, at=9)
+    job.now_s += 599
+    assert isinstance(job.backend.status(job.handle), Waiting)
+
+    job.now_s += 1
+    assert isinstance(job.backend.status(job.handle), Ended)
+
+
+@pytest.mark.parametrize(
+    ("message", "nodes", "expected"),
+    [
+        (SMALL_QUOTA, 1, Outlook.OPEN),
+        (SMALL_QUOTA, 2, Outlook.STUCK),
+        (
+            "exceeded quota: q, requested: memory=16Gi, used: memory=0, limited: memory=15G",
+            1,
+            "stuck",
+        ),
+        (
+            "exceeded quota: q, requested: cpu=500m,pods=1, used: cpu=0, limited: cpu=1,pods=9",
+            2,
+            "open",
+        ),
+        (
+            "exceeded quota: q, requested: count/jobs.batch=1, limited: count/jobs.batch=1",
+            3,
+            "open",
+        ),
+        ("exceeded quota: q, requested: x=1.2.3, used: x=, limited: x=0", 1, "open"),
+        ("exceeded quota", 9, "open"),
+        ('Pod "x" is invalid: spec.y: Forbidden: no', 1, "stuck"),
+        ('failed calling webhook "x": denied: timeout', 1, "open"),
+    ],
+)
+def test_a_quota_ends_a_wait_only_if_it_has_the_room(message: str, nodes: int, expected: str):
+    assert reasons.outlook_of_refusal(message, nodes) == expected
 
 
 @pytest.mark.parametrize("engine", ["volcano", "jobset"])

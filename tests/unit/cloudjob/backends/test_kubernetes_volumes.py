@@ -121,6 +121,20 @@ def test_volumes_are_only_for_kubernetes(backend: str):
     assert "inputs.WEB" not in found
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_input_in_a_volume_of_the_job_file_is_the_same_volume(engine: str):
+    claim = {"persistentVolumeClaim": {"claimName": "datasets"}}
+    options = {"volumes": [{"name": "data", **claim, "mountPath": "/data"}]}
+    for pod in operators.made_of(dict(with_volumes(engine, options).body)).pods:
+        claims = [item for item in pod["spec"]["volumes"] if "persistentVolumeClaim" in item]
+        assert {"name": "data", **claim} in claims
+        names = [item["persistentVolumeClaim"]["claimName"] for item in claims]
+        assert sorted(names) == ["datasets", "results"]
+        mounts = pod["spec"]["containers"][0]["volumeMounts"]
+        read_only = {item["mountPath"]: item.get("readOnly") for item in mounts}
+        assert (read_only["/data"], read_only["/mnt/cloudjob/DATA"]) == (None, True)
+
+
 def test_one_volume_can_be_mounted_at_several_paths():
     """Some clusters never start a pod that mounts one claim as two volumes (kubernetes#28502)."""
     claim = {"name": "team", "persistentVolumeClaim": {"claimName": "team"}}
@@ -170,12 +184,14 @@ def test_a_claim_fits_the_pods_or_says_why_not(
     assert volumes.doubt_of(found, use, nodes, binds_late=binds_late) is expected
 
 
-def test_everything_that_pods_refer_to_is_needed():
+@pytest.mark.parametrize("kind", ["required", "preferred"])
+def test_everything_that_pods_refer_to_is_needed(kind: str):
     """Volumes, variables, pull secrets and accounts; what is optional is not needed."""
     source = {"secretKeyRef": {"name": "keys", "key": "a"}}
     projected = [{"configMap": {"name": "part", "items": [{"key": "k", "path": "p"}]}}]
+    rule, is_together = f"{kind}DuringSchedulingIgnoredDuringExecution", kind == "required"
     patch = {
-        "affinity": {"podAffinity": {"x": [{"topologyKey": "kubernetes.io/hostname"}]}},
+        "affinity": {"podAffinity": {rule: [{"topologyKey": "kubernetes.io/hostname"}]}},
         "volumes": [
             {"name": "all", "projected": {"sources": projected}},
             {"name": "maybe", "secret": {"secretName": "maybe", "optional": True}},
@@ -197,7 +213,10 @@ def test_everything_that_pods_refer_to_is_needed():
     needs = volumes.needs_of(with_volumes("mpi-operator", options).body)
 
     own = "train-2345678b"
-    assert needs.claims == {"datasets": Use(True, True), "results": Use(False, True)}
+    assert needs.claims == {
+        "datasets": Use(True, is_together),
+        "results": Use(False, is_together),
+    }
     assert needs.host_paths == {"/disk"}
     assert needs.objects == {
         (CONFIG_MAP, f"{own}-entry"): set(),
