@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 FOLDER = "jobs/"
 _VERSION = 1
-# Someone else may have written the description, and its id becomes part of paths and keys.
-_ID = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+# Someone else may have written the description, and its id becomes part of paths and keys. It is
+# not that of a folder that all jobs of a store share.
+_ID = r"(?!(jobs|layers|damaged|claims|sweeps)\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 # The largest number that the records can store.
 _LARGEST = 2**63 - 1
 _NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")

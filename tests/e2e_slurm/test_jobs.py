@@ -284,9 +284,10 @@ def test_every_rank_sees_the_gpus_of_its_node_whatever_option_requested_them(clo
     }
 
 
-def test_nodes_with_different_numbers_of_gpus_use_all_of_them(cloud):
-    """``--gpus=3`` gives two GPUs on one node and one on the other."""
-    cloud.write("job.yaml", "slurm: {sbatch: [--gpus=3]}\n")
+@pytest.mark.parametrize(("mpi", "most"), [("ssh", ("0,1,2", "3")), ("pmix", ("0", "3"))])
+def test_nodes_may_have_different_numbers_of_gpus(cloud, mpi, most):
+    """``--gpus=4`` gives three GPUs on one node and one on the other; srun gives one on each."""
+    cloud.write("job.yaml", f"slurm: {{mpi: {mpi}, sbatch: [--gpus=4]}}\n")
     cloud.write(
         "train.py",
         PRELUDE + "write_result(f'rank-{rank}', [os.environ.get(name) for name in"
@@ -296,7 +297,7 @@ def test_nodes_with_different_numbers_of_gpus_use_all_of_them(cloud):
 
     assert done.code == 0, done
     assert {path.name: path.read_text() for path in cloud.results.iterdir()} == {
-        "rank-0": str(["0,1", "2"]),
+        "rank-0": str([*most]),
         "rank-1": str(["0", "1"]),
     }
 

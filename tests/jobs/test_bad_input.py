@@ -82,6 +82,7 @@ INVALID_ARGUMENTS = [
     (["submit", "--nodes"], 2, "--nodes"),
     (["submit", "-e", "NOT_SET_HERE", "job.py"], 2, "NOT_SET_HERE"),
     (["submit", "-e", "1X=2", "job.py"], 2, "1X"),
+    (["submit", "-e", "my.var-x=2", "job.py"], 2, "my.var-x"),
     (["submit", "-e", "=2", "job.py"], 2, "env"),
     (["submit", "-e", "MA_X=2", "job.py"], 2, "MA_"),
     (["submit", "-e", "CLOUDJOB_X=2", "job.py"], 2, "CLOUDJOB_"),

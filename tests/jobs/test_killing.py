@@ -328,7 +328,7 @@ def test_an_entry_that_is_suspended_while_its_ranks_end_still_reports_them(cloud
         (cloud.results / "go").touch()
         poll_for(lambda: not cloud.mpiruns())
         # Longer than a head waits for the reason of a failed launcher.
-        time.sleep(3)
+        time.sleep(4)
         assert cloud.status(job)["state"] == "RUNNING"
     finally:
         os.kill(suspended, signal.SIGCONT)

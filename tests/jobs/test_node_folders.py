@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,13 +90,17 @@ def test_a_script_learns_that_its_node_has_a_version_of_a_named_folder(laptop: C
 def test_the_cache_of_inputs_is_used_where_it_is_below_tmp(laptop: Cloud):
     (laptop.folder / "data").mkdir()
     (laptop.folder / "data/x").write_text("x")
-    path = "{HOME}/modelarts/inputs/DATA_0/x"
-    laptop.write("train.py", f"import os\nprint(os.stat({path!r}.format(**os.environ)).st_nlink)\n")
-    uri = f"--input=DATA=file://{laptop.folder}/data"
+    laptop.write("train.py", "import os\nprint(open(os.environ['DATA'] + '/x').read())\n")
+    options = ("--launcher=python", f"--input=DATA=file://{laptop.folder}/data", "train.py")
+    first = laptop.submit(*options)
+    [cached] = (laptop.home / "cache").glob("*/*")
+    facts = cached.stat()
+    cached.chmod(0o600)
+    cached.write_text("y")
+    os.utime(cached, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    second = laptop.submit(*options)
 
-    found = [laptop.submit("--launcher=python", uri, "train.py") for _ in range(2)]
-
-    assert [done.lines for done in found] == [[b"[0] 2"], [b"[0] 2"]], found
+    assert (first.lines, second.lines) == ([b"[0] x"], [b"[0] y"]), (first, second)
 
 
 def test_an_input_has_the_files_beside_it_to_which_its_links_lead(laptop: Cloud):

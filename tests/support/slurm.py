@@ -88,6 +88,7 @@ PartitionName=tiny Nodes={first} Default=NO MaxTime=1 State=UP PriorityTier=5
 _GRES = """\
 NodeName={nodes} Name=gpu File=/dev/zero
 NodeName={nodes} Name=gpu File=/dev/full
+NodeName={nodes} Name=gpu File=/dev/random
 NodeName={nodes} Name=nvme Count=2
 """
 _UNCONFINED = """\
@@ -325,7 +326,7 @@ class Slurm:
     def _write_conf(self, hosts: Mapping[str, str]) -> None:
         nodes = "\n".join(
             f"NodeName={node} NodeAddr={hosts[node]} NodeHostname={node} CPUs=4 RealMemory=2000 "
-            f"Gres=gpu:2,nvme:2 Feature=common,only-{node} State=UNKNOWN"
+            f"Gres=gpu:3,nvme:2 Feature=common,only-{node} State=UNKNOWN"
             for node in self.nodes
         )
         accounting = _ACCOUNTING if self._has_accounting else _NO_ACCOUNTING

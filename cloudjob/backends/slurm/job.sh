@@ -159,9 +159,14 @@ ${SLURM_TRES_PER_TASK:-}${SLURM_NTASKS_PER_GPU:-}" ]; then
 "*)
             uneven=$devices
             unset SLURM_GRES
-            [ "$uses_pmix" = 0 ] ||
-                echo "cloudjob: the nodes have different devices, and srun gives each rank its own" \
-                    "share of them: $(echo "$uneven" | tr '\n' ' ')" >>node-0.log
+            if [ "$uses_pmix" != 0 ]; then
+                # Else srun asks each node for the same part of all GPUs, which one may not have.
+                least=$(echo "$uneven" | sed -n 's/.*gpu:\([^,]*\).*/\1/p' | sed 's/.*://' | sort -n)
+                export cloudjob_gres="gpu:${least%%
+*}"
+                echo "cloudjob: the nodes have different devices, and srun gives the ranks of each" \
+                    "$cloudjob_gres: $(echo "$uneven" | tr '\n' ' ')" >>node-0.log
+            fi
             ;;
         *) export SLURM_GRES ;;
     esac

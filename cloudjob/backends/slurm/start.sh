@@ -37,6 +37,8 @@ for word in $(export -p); do
     esac
 done
 set +f
+[ -z "${cloudjob_gres:-}" ] || export SLURM_GRES="$cloudjob_gres"
+unset cloudjob_gres
 # HOME stays the user's, with caches and keys; the job's own files are below $work.
 if [ ! -d "${HOME:-}" ]; then
     echo "cloudjob: $host has no home folder ${HOME:-}: HOME is an empty folder"

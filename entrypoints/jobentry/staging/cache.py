@@ -1,8 +1,8 @@
 """The cache of inputs that the jobs of one machine share, with one copy of each object version.
 
 A version is identified by the object's URI and metadata, so the data is not read to find it. A
-cached file has its object's modification time. If a job running as root writes to the file, the
-time changes and the object is fetched again.
+cached file has its object's modification time. If a job writes to the file nevertheless, the time
+changes and the object is fetched again. Root, who may write to every file, gets copies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Iterator
 
 from jobentry import objects
 from jobentry.objects.base import Progress
-from jobentry.system.trees import remove_below
+from jobentry.system.trees import remove_below, set_modified
 
 _READ_ONLY = 0o444
 # The suffix of lock files; a process that fetches an object holds its lock.
@@ -58,7 +58,7 @@ class Cache:
                 self._add(entry, cached, progress)
             try:
                 _link(cached, path)
-            except FileNotFoundError:
+            except (FileNotFoundError, objects.ObjectMissing):
                 # Another job has just removed the file to make room.
                 continue
             return
@@ -136,13 +136,17 @@ def _link(cached: str, path: str) -> None:
     # Set the access time for ``_evict``, as not every file system updates it on a read.
     facts = os.stat(cached)
     os.utime(cached, ns=(_now_ns(), facts.st_mtime_ns))
-    try:
-        os.link(cached, path)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        # Another file system, or one without hard links.
-        objects.fetch(objects.uri_of(cached), path)
+    # Permission bits do not stop root, who would change this input of other nodes and jobs, too.
+    if not os.access(cached, os.W_OK):
+        try:
+            os.link(cached, path)
+            return
+        except FileNotFoundError:
+            raise
+        except OSError:
+            pass  # Another file system, or one without hard links.
+    objects.fetch(objects.uri_of(cached), path)
+    set_modified(path, facts.st_mtime_ns)
 
 
 @contextlib.contextmanager

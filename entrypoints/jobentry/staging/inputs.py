@@ -1,7 +1,7 @@
 """Fetch inputs to a node: single objects, and all objects below a prefix.
 
 An input is always a copy, so no job can damage the data of others. The jobs of one machine share
-copies through a cache; these are read-only hard links to its files.
+copies through a cache: read-only hard links to its files, or copies of these for root.
 """
 
 from __future__ import annotations

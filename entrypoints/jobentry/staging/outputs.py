@@ -32,7 +32,7 @@ from jobentry.objects.base import in_parallel, scheme_of, translated
 from jobentry.staging import output_folder
 from jobentry.staging.output_folder import OutputFolder, Stamp, digest
 from jobentry.staging.output_store import SMALL_BYTES, OutputStore, Version, unit
-from jobentry.system.trees import set_modified
+from jobentry.system.trees import folder_below, set_modified
 
 # Scans in a row for which a unit may wait because one of its files is being written.
 _PATIENCE = 10
@@ -243,17 +243,22 @@ class _Output:
             log_message(f"output {self.name}: restored {total} bytes (files: {len(files)})")
 
     def _restore_others(self, others: Others) -> None:
-        """Make the folders and links of an earlier run where there is nothing else."""
+        """Make the folders and links of an earlier run where there is nothing else.
+
+        Others may write to the store, so nothing is made behind a link: it could lead anywhere.
+        """
+        top = self.folder.path
         for name, mode in sorted(others.folders.items(), reverse=True):
-            path = self.folder.path_of(name)
-            with contextlib.suppress(OSError):
-                os.makedirs(path, exist_ok=True)
-                os.chmod(path, mode | stat.S_IRWXU)
+            with contextlib.suppress(OSError), folder_below(
+                top, name, makes=True, mode=0o777
+            ) as folder:
+                os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IRWXU)
         for name, target in others.links.items():
-            with contextlib.suppress(OSError):
-                path = self.folder.path_of(name)
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                os.symlink(target, path)
+            above, _, last = name.rpartition("/")
+            with contextlib.suppress(OSError), folder_below(
+                top, above, makes=True, mode=0o777
+            ) as folder:
+                os.symlink(target, last, dir_fd=folder)
 
     def _restore_file(self, node: int, file: StoredFile, mode: int) -> None:
         path = self.folder.path_of(file.name)

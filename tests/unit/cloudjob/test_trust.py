@@ -33,6 +33,7 @@ from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import attached
 from cloudjob.model.job import SECTIONS, JobSpec, masked
+from cloudjob.package import claims
 from cloudjob.store import open_store
 from cloudjob.tracking import descriptions
 from jobentry.contract import exits, journal, manifest, packages
@@ -277,6 +278,25 @@ def test_rm_removes_nothing_that_a_description_names(
         put_job(store, backend="process", home=home)
         run_every_command(store.as_uri())
         assert all((folder / "thesis").exists() for folder in folders)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [descriptions.FOLDER, packages.LAYERS, packages.DAMAGED, claims.CLAIMS, claims.SWEEPS],
+)
+def test_a_job_named_like_a_folder_of_the_store_is_no_job(
+    folder: str, reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """Else its removal would delete what all jobs share, such as their packages."""
+    store, name = tmp_path / "store", folder.rstrip("/")
+    put_job(store, name)
+    (store / folder / "shared").write_text("of all jobs")
+
+    assert main(["attach", f"{store.as_uri()}/{name}"]) == 6
+    assert main(["rm", "--force", name]) == 6
+    assert main(["list", "--store", store.as_uri()]) == 0
+    assert f"jobs/{name}.json in file:" in capfd.readouterr().err
+    assert (store / folder / "shared").read_text() == "of all jobs"
 
 
 def test_an_output_of_a_stranger_is_not_read_from_this_machine(

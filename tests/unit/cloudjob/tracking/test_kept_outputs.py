@@ -304,3 +304,31 @@ def test_a_manifest_of_an_earlier_version_is_read(tmp_path, hostile):
     assert [file.link for file in laptop.find(OutputLocation("M", DirectoryStore(store), ""))] == [
         ""
     ]
+
+
+OUT = "../../../../docs"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"links": {"a": ".", "a/a/a/a/a/to": f"{OUT}/thesis"}}, {}),
+        ({"links": {"a": ".", "a/a/a/a/a/to": OUT}}, {"folders": {"to/new": 0o755, "to": 0o777}}),
+    ],
+    ids=str,
+)
+def test_nothing_is_restored_behind_a_link(tmp_path, hostile, first, second):
+    """Else a node would store the file to which a link of the store leads."""
+    docs = tmp_path / "docs"
+    docs.mkdir(0o700)
+    (docs / "thesis").write_text("secret")
+    store = hostile(entry("good"), **first)
+    hostile(node=1, **second)
+
+    again = Node(tmp_path, restore=env.RESTORE_ALL)
+    assert (again.folder / OUT / "thesis").exists()
+    again.finish()
+
+    assert [path.name for path in docs.iterdir()] == ["thesis"]
+    assert stat.S_IMODE(docs.stat().st_mode) == 0o700
+    assert not any(path.read_bytes() == b"secret" for path in store.rglob("*") if path.is_file())
