@@ -471,3 +471,12 @@ def test_the_values_of_a_chart_are_saved_as_a_table_without_formulas():
 
     lines = as_csv(chart).splitlines()
     assert lines == ['step,"\' =1+1,x",rank 0', "0,,1.0", "1,0.7,", "2,,0.5"]
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(3, 3000), (100, 2)])
+def test_numbers_whose_sum_is_too_large_have_curves(ranks: int, steps: int):
+    """As of a training that diverges."""
+    [chart] = charts.curves(losses(*[dict.fromkeys(range(steps), 1.7e308)] * ranks))
+
+    assert chart.lines
+    assert chart.note.startswith("last 1.7e+308")
