@@ -16,6 +16,7 @@ from cloudjob.cli.options import job_argument, json_flag
 from cloudjob.cli.tables import print_table
 from cloudjob.errors import UsageError
 from cloudjob.model import grid
+from cloudjob.model.text import csv_cell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,15 +61,20 @@ def _metrics(options: argparse.Namespace) -> int:
     if options.json:
         print_json([_plain(point) for point in points])
     elif options.csv:
-        writer = csv.writer(sys.stdout)
-        writer.writerow(cloudjob.MetricPoint._fields)
-        writer.writerows(points)
+        _print_csv(cloudjob.MetricPoint._fields, points)
     elif not _show_points(points):
         print_message(f"job {job.id} has printed no metrics")
         print_message(
             "hint: cloudjob metrics --metric 'fit=fit ([0-9.]+)' JOB; --resources shows the nodes"
         )
     return 0
+
+
+def _print_csv(headers: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow(headers)
+    for row in rows:
+        writer.writerow(csv_cell(cell) if isinstance(cell, str) else cell for cell in row)
 
 
 def _patterns(texts: list[str]) -> dict[str, str]:
@@ -163,14 +169,16 @@ def _show_resources(job: Job, options: argparse.Namespace) -> None:
         print_json([metric._asdict() for metric in metrics])
         return
     if options.csv:
-        writer = csv.writer(sys.stdout)
-        writer.writerow(("node", "name", "number", "value"))
-        for metric in metrics:
-            writer.writerows((metric.node, metric.name, *item) for item in enumerate(metric.values))
+        rows = (
+            (metric.node, metric.name, *item)
+            for metric in metrics
+            for item in enumerate(metric.values)
+        )
+        _print_csv(("node", "name", "number", "value"), rows)
         return
-    rows = [(metric.node, metric.name, *_summary(metric)) for metric in metrics]
+    table = [(metric.node, metric.name, *_summary(metric)) for metric in metrics]
     headers = ("NODE", "METRIC", "LAST", "MEAN", "MAX")
-    print_table(rows, headers, numbers=("NODE", "LAST", "MEAN", "MAX"))
+    print_table(table, headers, numbers=("NODE", "LAST", "MEAN", "MAX"))
 
 
 def _summary(metric: Metric) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -10,8 +11,8 @@ from cloudjob.console.text import displayable
 from cloudjob.tracking.outputs import Output, Outputs
 
 _LEFT_OUT = "left out.txt"
-# A zip file cannot hold earlier times.
-_EARLIEST = (1980, 1, 1, 0, 0, 0)
+# A zip file cannot hold earlier or later times: 1980 to 2107, and a day less for any time zone.
+_EARLIEST_S, _LATEST_S = 315_619_200, 4_354_646_400
 
 
 class _Sink:
@@ -45,7 +46,7 @@ def zipped(outputs: Outputs, folder: str) -> Iterator[bytes]:
     Raises:
         StoreError: A file cannot be read.
     """
-    start = f"{folder}/" if folder else ""
+    start, used = f"{folder}/" if folder else "", Counter[str]()
     files = [file for file in outputs if file.name.startswith(start)]
     sink = _Sink()
     # Most outputs are compressed or do not shrink.
@@ -53,7 +54,7 @@ def zipped(outputs: Outputs, folder: str) -> Iterator[bytes]:
         for file in files:
             if file.link:
                 continue
-            info = zipfile.ZipInfo(displayable(file.name[len(start) :]), _moment(file))
+            info = zipfile.ZipInfo(_new_name(file.name[len(start) :], used), _moment(file))
             with archive.open(info, "w", force_zip64=True) as entry:
                 for piece in outputs.read(file):
                     entry.write(piece)
@@ -63,10 +64,24 @@ def zipped(outputs: Outputs, folder: str) -> Iterator[bytes]:
             f"{displayable(file.name)} -> {displayable(file.link)}" for file in files if file.link
         ]
         if links:
-            archive.writestr(_LEFT_OUT, "\n".join(["links:", *links, ""]))
+            archive.writestr(_new_name(_LEFT_OUT, used), "\n".join(["links:", *links, ""]))
     yield sink.take()
 
 
+def _new_name(name: str, used: Counter[str]) -> str:
+    """Return the name of an entry: readable, in the folder of the archive, and not yet used.
+
+    Without its control characters, a name may lead out of the folder; on Windows, a backslash does.
+    """
+    parts = (displayable(part).replace("\\", "_") for part in name.split("/"))
+    readable = new = "/".join("_" if part in ("", ".", "..") else part for part in parts)
+    while used[new]:
+        used[readable] += 1
+        new = f"{readable}~{used[readable]}"
+    used[new] += 1
+    return new
+
+
 def _moment(file: Output) -> tuple[int, int, int, int, int, int]:
-    moment = datetime.fromtimestamp(max(0, file.modified_ns) / 1e9).timetuple()[:6]
-    return max(_EARLIEST, moment)
+    at_s = min(max(_EARLIEST_S, file.modified_ns // 10**9), _LATEST_S)
+    return datetime.fromtimestamp(at_s).timetuple()[:6]

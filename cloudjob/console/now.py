@@ -136,11 +136,12 @@ def spark_path(values: Sequence[float]) -> str:
     kept = finite[::-1][:: max(1, step)][::-1]
     if len(kept) < 2:
         return ""
-    low, high = min(kept), max(kept)
-    scale = (SPARK_BOX[1] - 2) / ((high - low) or 1.0)
+    # Halves, because the difference of two numbers may be infinite.
+    low = min(kept) / 2
+    height = (max(kept) / 2 - low) or 1.0
     points = (
         f"{place * SPARK_BOX[0] / (len(kept) - 1):.1f},"
-        f"{SPARK_BOX[1] - 1 - (value - low) * scale:.1f}"
+        f"{SPARK_BOX[1] - 1 - (value / 2 - low) / height * (SPARK_BOX[1] - 2):.1f}"
         for place, value in enumerate(kept)
     )
     return f"M{' L'.join(points)}"

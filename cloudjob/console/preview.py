@@ -15,6 +15,7 @@ from cloudjob.console.text import displayable
 MAX_TEXT_BYTES, MAX_ROWS, MAX_COLUMNS = 256 * 1024, 200, 30
 MAX_IMAGE_BYTES = 8_000_000
 _MAX_CELL = 200
+_MAX_INDENTED = 4 * MAX_TEXT_BYTES
 # How the files of images begin, with their media types. SVG is missing, as it may hold scripts.
 _IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -98,7 +99,15 @@ def _table(text: str, delimiter: str, *, is_cut: bool) -> Preview:
 
 
 def _indented(text: str) -> str:
+    """Return JSON with a line for each value, unless it is none or its spaces make it large."""
+    encoder = json.JSONEncoder(indent=2, ensure_ascii=False)
+    pieces, size = list[str](), 0
     try:
-        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+        for piece in encoder.iterencode(json.loads(text)):
+            size += len(piece)
+            if size > _MAX_INDENTED:
+                return text
+            pieces.append(piece)
     except (ValueError, RecursionError):
         return text
+    return "".join(pieces)

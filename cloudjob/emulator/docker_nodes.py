@@ -146,7 +146,11 @@ class DockerRuntime:
             "Hostname": short,
             "Domainname": domain,
             "Env": [f"{name}={value}" for name, value in sorted(env.items())],
-            "Labels": {**labels, requests.NODE_LABEL: str(index)},
+            "Labels": {
+                **labels,
+                requests.NODE_LABEL: str(index),
+                requests.NAME_LABEL: short,
+            },
             "HostConfig": {
                 "NetworkMode": network,
                 "ShmSize": 1 << 30,

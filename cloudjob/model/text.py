@@ -120,3 +120,9 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def csv_cell(text: str) -> str:
+    """Return ``text`` for a CSV file: on one line, and no formula of a program for spreadsheets."""
+    cell = one_line(text)
+    return f"'{cell}" if cell.lstrip().startswith(("=", "+", "-", "@")) else cell

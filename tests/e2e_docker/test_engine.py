@@ -118,12 +118,15 @@ def test_rm_removes_everything_of_an_ended_job(cloud):
 def test_orphans_are_removed_but_running_jobs_stay(cloud, base_image):
     cloud.script("import time; time.sleep(600)")
     job = cloud.detach()
+    name = f"{job}-lost"
     labels = {"cloudjob.job": "lost-1", "cloudjob.node": "0", "cloudjob.owner": cloud.owner}
+    labels["cloudjob.container"] = name
     others = {**labels, "cloudjob.job": "lost-2", "cloudjob.owner": "somebody"}
     network = cloud.engine.create_network("cloudjob-lost-1", labels=labels)["Id"]
+    # The third one is made from an image of the first one, by its user.
     made = [
-        cloud.engine.create_container(base_image, "x", labels=each)["Id"]
-        for each in (labels, others)
+        cloud.engine.create_container(base_image, "x", labels=each, name=called)["Id"]
+        for each, called in ((labels, name), (others, None), (labels, f"{name}-copy"))
     ]
     try:
         done = cloud.run("rm", "--orphans")
@@ -132,11 +135,12 @@ def test_orphans_are_removed_but_running_jobs_stay(cloud, base_image):
         assert "1 orphan" in done.err
         remaining = {item["Id"] for item in cloud.engine.containers(all=True)}
         assert made[0] not in remaining
-        assert made[1] in remaining
+        assert set(made[1:]) <= remaining
         assert network not in {item["Id"] for item in cloud.engine.networks()}
         assert cloud.status(job)["state"] == "RUNNING"
     finally:
-        cloud.engine.remove_container(made[1])
+        for each in made[1:]:
+            cloud.engine.remove_container(each)
         cloud.run("cancel", "--now", job)
 
 

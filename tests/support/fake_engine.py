@@ -12,7 +12,13 @@ from typing import Any
 import docker.errors
 import requests
 
-from cloudjob.backends.docker.request import GRACE_LABEL, JOB_LABEL, NODE_LABEL, NODES_LABEL
+from cloudjob.backends.docker.request import (
+    GRACE_LABEL,
+    JOB_LABEL,
+    NAME_LABEL,
+    NODE_LABEL,
+    NODES_LABEL,
+)
 
 NEVER = "0001-01-01T00:00:00Z"
 
@@ -35,6 +41,7 @@ class FakeEngine:
         before: Called once before the first request of this name, such as ``inspect``: it makes
             something happen between two requests of the backend.
         signals: The signals that were sent: the number of a node, and a name.
+        others: Containers that somebody else has made, as the engine lists them.
         files: The files that were put into containers: the number of a node, and a path.
     """
 
@@ -44,6 +51,7 @@ class FakeEngine:
     def __init__(self, job: str, nodes: int, grace_s: float = 10.0) -> None:
         self.has_network = True
         self.before: dict[str, Callable[[], object]] = {}
+        self.others: list[dict[str, Any]] = []
         self.signals: list[tuple[int, str]] = []
         self.files: dict[tuple[int, str], bytes] = {}
         labels = {JOB_LABEL: job, NODES_LABEL: str(nodes), GRACE_LABEL: str(grace_s)}
@@ -97,10 +105,10 @@ class FakeEngine:
                 "Id": f"id-{node}",
                 "Names": [f"/worker-{node}"],
                 "State": state["Status"],
-                "Labels": {**self._labels, NODE_LABEL: str(node)},
+                "Labels": {**self._labels, NODE_LABEL: str(node), NAME_LABEL: f"worker-{node}"},
             }
             for node, state in self._states.items()
-        ]
+        ] + self.others
 
     def networks(self, **_: Any) -> list[dict[str, Any]]:
         """Return the list of networks."""

@@ -38,6 +38,7 @@ from cloudjob.backends.docker.state import (
     container,
     dump,
     ended_status,
+    is_node,
     load,
     removed,
     seen_nodes,
@@ -287,7 +288,7 @@ class DockerBackend(Backend[DockerRequest]):
         also ends containers that do not end by themselves.
         """
         with engine.translate_errors("looking for the containers of all jobs"):
-            listed = self._client.containers(all=True, filters={"label": JOB_LABEL})
+            listed = self._listed(JOB_LABEL)
         containers: dict[str, list[Container]] = {}
         for item in listed:
             containers.setdefault(item["Labels"][JOB_LABEL], []).append(container(item))
@@ -309,11 +310,8 @@ class DockerBackend(Backend[DockerRequest]):
     def sweep(self, known: Collection[str]) -> list[str]:
         """Remove the leftovers of our jobs that are not ``known``; return these jobs' names."""
         with engine.translate_errors("looking for leftovers of jobs"):
-            ours = {"label": f"{OWNER_LABEL}={self.owner()}"}
-            found = [
-                *self._client.containers(all=True, filters=ours),
-                *self._client.networks(filters=ours),
-            ]
+            ours = f"{OWNER_LABEL}={self.owner()}"
+            found = [*self._listed(ours), *self._client.networks(filters={"label": ours})]
         jobs = sorted({item["Labels"][JOB_LABEL] for item in found} - set(known))
         removed = []
         for job in jobs:
@@ -472,10 +470,10 @@ class DockerBackend(Backend[DockerRequest]):
 
     def _remove(self, job: str) -> None:
         client = self._client
-        ours = {"label": f"{JOB_LABEL}={job}"}
+        ours = f"{JOB_LABEL}={job}"
         with engine.translate_errors(f"removing the containers and networks of job {job}"):
-            containers = client.containers(all=True, filters=ours)
-            networks = client.networks(filters=ours)
+            containers = self._listed(ours)
+            networks = client.networks(filters={"label": ours})
         engine.for_each_existing(
             containers, lambda item: client.remove_container(item["Id"], force=True, v=True)
         )
@@ -490,8 +488,13 @@ class DockerBackend(Backend[DockerRequest]):
     def _containers(self, job: str) -> list[Container]:
         """Return the containers of a job by node."""
         with engine.translate_errors(f"looking for the containers of job {job}"):
-            found = self._client.containers(all=True, filters={"label": f"{JOB_LABEL}={job}"})
+            found = self._listed(f"{JOB_LABEL}={job}")
         return sorted((container(item) for item in found), key=lambda item: item.node)
+
+    def _listed(self, label: str) -> list[dict[str, Any]]:
+        """Return the containers of jobs that have a label, as the engine lists them."""
+        listed = self._client.containers(all=True, filters={"label": label})
+        return [item for item in listed if is_node(item)]
 
     def _inspected(self, found: Iterable[Container]) -> list[Container]:
         def inspect(item: Container) -> Container:

@@ -29,6 +29,8 @@ DEFAULT_IMAGE = "cloudjob/base:latest"
 JOB_LABEL = "cloudjob.job"
 NODE_LABEL = "cloudjob.node"
 NODES_LABEL = "cloudjob.nodes"
+# The name of the container itself, which an image made from it has as a label, too.
+NAME_LABEL = "cloudjob.container"
 OWNER_LABEL = "cloudjob.owner"
 GRACE_LABEL = "cloudjob.grace_s"
 MEMORY_LABEL = "cloudjob.memory_gib"
@@ -257,7 +259,7 @@ def _node(
         "Domainname": domain,
         "Env": shown,
         "HostConfig": {**common["HostConfig"], **_devices(spec, index)},
-        "Labels": {**common["Labels"], NODE_LABEL: str(index)},
+        "Labels": {**common["Labels"], NODE_LABEL: str(index), NAME_LABEL: short},
         "NetworkingConfig": {"EndpointsConfig": {network: {"Aliases": [short, host]}}},
     }
     return NodeRequest(name=short, host=host, config=config, env=delivered)

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudjob.backends import supervision
-from cloudjob.backends.docker.request import JOB_LABEL, MEMORY_LABEL, NODE_LABEL, NODES_LABEL
+from cloudjob.backends.docker.request import (
+    JOB_LABEL,
+    MEMORY_LABEL,
+    NAME_LABEL,
+    NODE_LABEL,
+    NODES_LABEL,
+)
 from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
 from cloudjob.model import times
 from cloudjob.model.status import JobState
@@ -86,6 +92,16 @@ class Container:
             is_out_of_memory=bool(state.get("OOMKilled")),
             error=str(state.get("Error") or ""),
         )
+
+
+def is_node(found: Mapping[str, Any]) -> bool:
+    """Return whether an item of the engine's list is a container that a submit has created.
+
+    `docker commit` copies labels into an image, and so into each container that is made from it.
+    """
+    # A container that is being removed may have no name any more.
+    names = [name.lstrip("/") for name in found.get("Names") or ()]
+    return not names or found["Labels"].get(NAME_LABEL) in names
 
 
 def container(found: Mapping[str, Any]) -> Container:

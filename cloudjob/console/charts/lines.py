@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import pairwise
-from statistics import fmean, median
+from math import fsum
+from statistics import median
 from typing import Any, NamedTuple
 
 from cloudjob.console.charts.style import (
@@ -146,7 +147,7 @@ def _last_text(lines: Lines) -> str:
     low, high = f"{min(last):.4g}", f"{max(last):.4g}"
     if low == high:
         return f"last {low}"
-    return f"last {fmean(last):.4g} on average, {low} to {high}"
+    return f"last {_mean(last):.4g} on average, {low} to {high}"
 
 
 def _left_out(lines: Lines) -> str:
@@ -166,7 +167,7 @@ def _most_different(lines: Lines) -> Lines:
     """Return the lines whose means are farthest from the median, if there are too many."""
     if len(lines) <= _MAX_LINES:
         return lines
-    means = {name: fmean(map(_height, points)) for name, points in lines.items() if points}
+    means = {name: _mean(map(_height, points)) for name, points in lines.items() if points}
     middle = median(means.values())
     # If means differ equally, the first lines are chosen.
     chosen = sorted(means, key=lambda name: -abs(means[name] - middle))[:_MAX_LINES]
@@ -204,7 +205,7 @@ def _at_equal_places(lines: Lines) -> Lines:
     size = -(-2 * len(places) // _MAX_POINTS)
     if size <= 2:
         return lines
-    means = {name: fmean(map(_height, points)) for name, points in lines.items() if points}
+    means = {name: _mean(map(_height, points)) for name, points in lines.items() if points}
     lowest: dict[float, float] = {}
     highest: dict[float, float] = {}
     for name, points in lines.items():
@@ -272,7 +273,7 @@ def _range_series(lines: Lines) -> list[dict[str, Any]]:
     stacked = {**hidden, "stack": "range", "stackStrategy": "all"}
     return [
         {"type": "line", "id": "mean", "name": _MEAN, "showSymbol": len(places) < 3, "z": 3,
-         "data": [(x, fmean(values)) for x, values in places]},
+         "data": [(x, _mean(values)) for x, values in places]},
         {**stacked, "id": "low", "name": _RANGE, "data": [(x, min(values)) for x, values in places],
          "itemStyle": pale},
         {**stacked, "id": "span", "name": _RANGE, "itemStyle": pale,
@@ -289,11 +290,17 @@ def _places(lines: Iterable[Points]) -> Iterable[tuple[float, list[float]]]:
     group: list[tuple[float, float]] = []
     for point in points:
         if group and point[0] - group[0][0] > width:
-            yield fmean(x for x, _ in group), [value for _, value in group]
+            yield _mean(x for x, _ in group), [value for _, value in group]
             group = []
         group.append(point)
     if group:
-        yield fmean(x for x, _ in group), [value for _, value in group]
+        yield _mean(x for x, _ in group), [value for _, value in group]
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Return the mean, also of numbers whose sum is too large for a number."""
+    numbers = list(values)
+    return fsum(number / len(numbers) for number in numbers)
 
 
 def _mark(place: Mapping[str, float], text: str) -> dict[str, Any]:

@@ -12,9 +12,7 @@ from cloudjob.console.charts import Chart
 from cloudjob.console.pages.frame import heading
 from cloudjob.console.pages.widgets import column, grid
 from cloudjob.console.text import displayable
-
-# How a program for spreadsheets recognises a formula.
-_FORMULA = ("=", "+", "-", "@")
+from cloudjob.model.text import csv_cell
 
 
 def chart_table(chart: Chart) -> None:
@@ -45,9 +43,7 @@ def as_csv(chart: Chart) -> str:
     """Return the values that a chart draws as CSV, with the names of its lines in the first row."""
     text = io.StringIO()
     header, *rows = _rows(chart)
-    names = (displayable(str(name)) for name in header)
-    safe_names = [f"'{name}" if name.startswith(_FORMULA) else name for name in names]
-    csv.writer(text).writerows([safe_names, *rows])
+    csv.writer(text).writerows([[csv_cell(str(name)) for name in header], *rows])
     return text.getvalue()
 
 

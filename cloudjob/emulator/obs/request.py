@@ -174,7 +174,8 @@ _HEADERS = {
     *("x-amz-storage-class", "x-amz-tagging", "x-amz-tagging-directive", "x-amz-trailer"),
     *("x-amz-checksum-mode", "x-amz-max-parts", "x-amz-part-number-marker"),
 }
-_HEADER_STARTS = ("x-amz-meta-", "x-amz-checksum-", "x-amz-server-side-encryption")
+_ENCRYPTION = "x-amz-server-side-encryption"
+_HEADER_STARTS = ("x-amz-meta-", "x-amz-checksum-", _ENCRYPTION)
 _COPY = "x-amz-copy-source"
 PAYLOAD = "x-amz-content-sha256"
 # Headers of S3 that OBS ignores, or that a signature uses.
@@ -187,6 +188,7 @@ UNSIGNED_CHUNKS = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 _PAYLOADS = (sigv4.UNSIGNED, SIGNED_CHUNKS, SIGNED_CHUNKS + "-TRAILER", UNSIGNED_CHUNKS)
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _CODED = "aws-chunked"
+_PART, _LAST_PART = re.compile(r"[1-9][0-9]{0,4}\Z"), 10_000
 _KEY_BYTES = 1024
 _INVALID_ENCODING = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
@@ -218,6 +220,7 @@ def read(message: Message) -> ObsRequest:
     bucket, _, key = message.path[1:].partition("/")
     _check_names(bucket, key)
     query = tuple(item for item in message.query if _is_passed_on(item[0]))
+    _check_part(dict(query).get("partNumber"))
     action = _action(message.method, bucket, key, query)
     source = _source(message)
     actions = ((action, bucket),) if action else ()
@@ -275,6 +278,12 @@ def _check_names(bucket: str, key: str) -> None:
         raise Refused(400, "InvalidURI", "Couldn't parse the specified URI.")
 
 
+def _check_part(number: str | None) -> None:
+    """Check the number of a part: with another one, SeaweedFS takes the part for the object."""
+    if number is not None and not (_PART.match(number) and int(number) <= _LAST_PART):
+        raise Refused(400, "InvalidArgument", f"Part numbers are those from 1 to {_LAST_PART}.")
+
+
 def _is_passed_on(name: str) -> bool:
     """Whether the object store gets a parameter.
 
@@ -297,6 +306,8 @@ def _headers(message: Message) -> dict[str, str]:
     Raises:
         Refused: A header asks for something that the emulator does not have.
     """
+    if message.headers.get(_ENCRYPTION, "AES256") != "AES256":
+        raise _not_implemented("keys of the service for encryption")
     kept = {}
     for name, value in message.headers.items():
         if name in _HEADERS or name.startswith((*_HEADER_STARTS, f"{_COPY}-")):

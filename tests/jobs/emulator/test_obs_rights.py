@@ -7,6 +7,7 @@ with the rights of the user.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import http.client
 import io
@@ -18,6 +19,9 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from jobentry.contract import sigv4
@@ -503,6 +507,41 @@ def test_a_user_sees_only_buckets_that_it_may_list(obs: Obs):
     }
 
 
+def asked(obs: Obs, method: str, target: str, **more: Any) -> tuple[int, bytes]:
+    """Send a request that has no other headers, and return its answer."""
+    host = urlsplit(obs.api.address.s3_endpoint).netloc
+    connection = http.client.HTTPConnection(host, timeout=60)
+    with contextlib.closing(connection):
+        connection.request(method, target, **more)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+@pytest.mark.parametrize("operation", ["get_object", "put_object"])
+def test_a_signed_url_is_for_one_object_and_one_operation(obs: Obs, operation: str):
+    """Whoever has a link cannot change it, not even where version 2 of signatures is vague."""
+    obs.restore()
+    obs.s3.put_object(Bucket="data", Key=NAME + "#x", Body=SECRET)
+    before = obs.state()
+    method = operation.partition("_")[0].upper()
+    place = {"Bucket": "data", "Key": NAME}
+    user = "read" if method == "GET" else "write"
+    url = urlsplit(obs.client(user, "s3").generate_presigned_url(operation, place))
+    for target in (
+        f"{url.path}#x?{url.query}",
+        f"{url.path}?{url.query}&%61cl",
+        f"{url.path}?{url.query}&%74agging",
+        f"{url.path}?{url.query}&%72esponse-content-type=text/html",
+        f"{url.path}?{url.query}&%75ploadId=x&partNumber=1",
+        f"//[{url.path}?{url.query}",
+        f"//x{url.path}?{url.query}",
+    ):
+        status, body = asked(obs, method, target)
+        assert (status, SECRET in body) == (403, False), (target, body)
+    assert obs.state() == before
+    assert asked(obs, method, f"{url.path}?{url.query}")[0] == 200
+
+
 def test_an_upload_that_breaks_off_changes_nothing(obs: Obs):
     obs.restore()
     before = obs.state()
@@ -549,4 +588,40 @@ def test_a_body_that_does_not_have_its_signed_digest_is_not_stored(obs: Obs):
         request = Sent("PUT", OBJECT, body=body, payload="0" * 64)
         status, answer = request.send(obs, obs.keys("write"))
         assert (status, b"XAmzContentSHA256Mismatch" in answer) == (400, True)
+    assert obs.state() == before
+
+
+def test_a_signature_in_headers_covers_the_body(obs: Obs):
+    """Without the header of the digest, a signature is one of an empty body."""
+    obs.restore()
+    before = obs.state()
+    url = f"{obs.api.address.s3_endpoint}{OBJECT}"
+    signed = AWSRequest("PUT", url)
+    SigV4Auth(Credentials(*obs.keys("write")[:2]), "s3", "r").add_auth(signed)
+    status, body = asked(obs, "PUT", OBJECT, body=b"another", headers=dict(signed.headers))
+
+    assert (status, b"x-amz-content-sha256" in body) == (400, True)
+    assert obs.state() == before
+
+
+@pytest.mark.parametrize("number", ["a", "0", "-1", "10001", "", "1.0", "%F0%9D%9F%99", "9" * 30])
+def test_a_part_with_an_invalid_number_is_refused(obs: Obs, number: str):
+    upload = obs.restore()
+    before = obs.state()
+    query = f"partNumber={number}"
+    for method, more in (("PUT", f"&uploadId={upload}"), ("GET", "")):
+        status, body = Sent(method, f"{OBJECT}?{query}{more}").send(
+            obs, Keys(obs.api.address.access_key, obs.api.address.secret_key)
+        )
+        assert (status, b"InvalidArgument" in body) == (400, True)
+    assert obs.state() == before
+
+
+@pytest.mark.parametrize("kind", ["aws:kms", "kms", "evil", ""])
+def test_an_encryption_that_the_emulator_lacks_is_refused(obs: Obs, kind: str):
+    obs.restore()
+    before = obs.state()
+    header = {"x-amz-server-side-encryption": kind}
+
+    assert Sent("PUT", "/data/new", header, body=b"x").send(obs, obs.keys("write"))[0] == 501
     assert obs.state() == before

@@ -73,6 +73,27 @@ def ended(status: Any) -> tuple[JobState, Cause, int | None, int | None, str]:
     return (status.state, status.cause, status.exit_code, failure.node, failure.message)
 
 
+@pytest.mark.parametrize("node", ["0", "1", "x", None])
+def test_a_container_made_from_an_image_of_a_node_is_no_node(
+    case: Callable[[int], Case], node: str | None
+):
+    """`docker commit` copies the labels; a request to this container would be refused here."""
+    job = case(1)
+    labels = {**job.engine.containers()[0]["Labels"], "cloudjob.node": node}
+    if node is None:
+        del labels["cloudjob.node"]
+    other = {"Id": "id-99", "Names": ["/my-own"], "State": "running", "Labels": labels}
+    job.engine.others = [other]
+
+    assert [item.id for item in job.backend.nodes(HANDLE)] == ["id-0"]
+    assert job.backend.statuses([HANDLE])[HANDLE].state is JobState.RUNNING
+    job.backend.signal(HANDLE, "SIGTERM")
+    job.engine.end(0, 7)
+    assert ended(job.status())[2:4] == (7, 0)
+    job.backend.remove(HANDLE)
+    assert job.engine.containers() == [other]
+
+
 # -- other commands ---------------------------------------------------------------------------
 
 

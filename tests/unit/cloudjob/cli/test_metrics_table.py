@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import tracemalloc
 
 import pytest
@@ -38,3 +39,18 @@ def test_a_value_that_is_no_number_does_not_hide_the_lowest_and_the_highest(
 def test_a_job_without_metrics_has_no_table(capsys: pytest.CaptureFixture[str]):
     assert not metrics._show_points([])
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [("\ud800x", "\\ud800x"), ("\x1b]0;evil\x07", "\\x1b]0;evil\\x07"), (" =1+1", "' =1+1")],
+)
+def test_a_name_in_csv_is_neither_invalid_nor_a_formula_nor_a_terminal_sequence(
+    capfdbinary: pytest.CaptureFixture[bytes], name: str, cell: str
+):
+    point = MetricPoint(name, 0, 1, 0.5)
+    metrics._print_csv(point._fields, [point])
+    sys.stdout.flush()
+
+    header, row = capfdbinary.readouterr().out.decode().splitlines()
+    assert (header.split(",")[0], row) == ("name", f"{cell},0,1,0.5,,,False")

@@ -466,8 +466,17 @@ def test_nodes_that_measure_at_different_times_have_points_at_the_same_places():
 
 
 def test_the_values_of_a_chart_are_saved_as_a_table_without_formulas():
-    points = [*losses({0: 1.0, 2: 0.5}), MetricPoint("loss", None, 1, 0.7, source="=1+1,x")]
+    points = [*losses({0: 1.0, 2: 0.5}), MetricPoint("loss", None, 1, 0.7, source=" =1+1,x")]
     [chart] = charts.curves(points)
 
     lines = as_csv(chart).splitlines()
-    assert lines == ['step,"\'=1+1,x",rank 0', "0,,1.0", "1,0.7,", "2,,0.5"]
+    assert lines == ['step,"\' =1+1,x",rank 0', "0,,1.0", "1,0.7,", "2,,0.5"]
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(3, 3000), (100, 2)])
+def test_numbers_whose_sum_is_too_large_have_curves(ranks: int, steps: int):
+    """As of a training that diverges."""
+    [chart] = charts.curves(losses(*[dict.fromkeys(range(steps), 1.7e308)] * ranks))
+
+    assert chart.lines
+    assert chart.note.startswith("last 1.7e+308")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudjob.console.log_table import Curve
-from cloudjob.console.now import Now, now, spark_path
+from cloudjob.console.now import SPARK_BOX, Now, now, spark_path
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.training import Count, Training
 from jobentry.contract import journal
@@ -60,6 +60,14 @@ def test_the_last_value_of_the_main_metric_has_a_small_curve():
 @pytest.mark.parametrize("values", [[], [1.0], [float("nan"), 1.0], [float("inf"), 1.0]])
 def test_one_number_is_no_curve(values: list[float]):
     assert spark_path(values) == ""
+
+
+@pytest.mark.parametrize("values", [[-1e308, 1.7e308], [0.0, 1e-320], [1e308, 1e308]])
+def test_a_curve_of_any_finite_numbers_can_be_drawn(values: list[float]):
+    points = [point.split(",") for point in spark_path(values).removeprefix("M").split(" L")]
+
+    assert [x for x, _ in points] == ["0.0", "320.0"]
+    assert all(0 <= float(y) <= SPARK_BOX[1] for _, y in points)
 
 
 def test_a_long_curve_ends_with_its_last_value():

@@ -15,6 +15,7 @@ from cloudjob.console.preview import Kind, Preview, media_type, preview
 from cloudjob.errors import StoreError
 from cloudjob.tracking.outputs import Output
 
+DEEP = "[" * 900 + "1," * 120_000 + "1" + "]" * 900
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)
 
 
@@ -47,6 +48,8 @@ def test_an_image_is_known_by_its_first_bytes(head: bytes, kind: str):
         ("a.json", b'{"a":[1]}', Preview(Kind.TEXT, '{\n  "a": [\n    1\n  ]\n}')),
         ("a.json", b"{", Preview(Kind.TEXT, "{")),
         ("a.json", b"[" * 100_000, Preview(Kind.TEXT, "[" * 100_000)),
+        # Indented, this is 200 MB.
+        ("a.json", DEEP.encode(), Preview(Kind.TEXT, DEEP)),
         ("A.CSV", b'a,"b,\n', Preview(Kind.TABLE, rows=[["a", "b,"]])),
         ("a.tsv", b"a\tb\n1\t2\n", Preview(Kind.TABLE, rows=[["a", "b"], ["1", "2"]])),
         ("empty", b"", Preview(Kind.TEXT)),
@@ -91,7 +94,7 @@ class Stored(list[Output]):
 
 
 def output(name: str, **more: Any) -> Output:
-    return Output(name, name, 0, frozenset(), 0, **more)
+    return Output(name, name, 0, frozenset(), **{"modified_ns": 0, **more})
 
 
 def test_a_folder_is_one_zip_file_in_which_links_are_named():
@@ -109,9 +112,42 @@ def test_a_folder_is_one_zip_file_in_which_links_are_named():
         assert archive.testzip() is None
         assert {name: archive.read(name) for name in archive.namelist()} == {
             "b.txt": b"hello",
-            "caf\\udce9": b"",
+            "caf_udce9": b"",
             "left out.txt": b"links:\nOUT/a/link -> ../../etc/passwd\n",
         }
+
+
+def test_no_name_in_an_archive_leads_out_of_its_folder_or_hides_another():
+    """What an entry is called is safe after its name was made readable, on Windows, too."""
+    names = {
+        "OUT/.\x01./\x1b[0m../up": "_/_/up",
+        "OUT/\x02/etc/passwd": "_/etc/passwd",
+        "OUT/..\\up": ".._up",
+        "OUT/a\x01": "a",
+        "OUT/a\x02": "a~2",
+        "OUT/left out.txt": "left out.txt",
+    }
+    files = (*(output(name) for name in names), output("OUT/link", link="/etc/passwd"))
+    stored = Stored(*files, content={name: name.encode() for name in names})
+    whole = b"".join(zipped(stored, "OUT"))  # type: ignore[arg-type]
+
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        contents = {name: archive.read(name).decode() for name in archive.namelist()}
+    links = contents.pop("left out.txt~2")
+    assert contents == {entry: name for name, entry in names.items()}
+    assert links == "links:\nOUT/link -> /etc/passwd\n"
+
+
+@pytest.mark.parametrize(
+    ("modified_ns", "year"),
+    [(-(10**30), 1980), (0, 1980), (10**18, 2001), (2**62, 2107), (2**63, 2107), (10**30, 2107)],
+)
+def test_a_file_of_any_time_is_in_the_archive(modified_ns: int, year: int):
+    file = output("OUT/a", modified_ns=modified_ns)
+    whole = b"".join(zipped(Stored(file, content={"OUT/a": b"a"}), ""))  # type: ignore[arg-type]
+
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        assert archive.getinfo("OUT/a").date_time[0] == year
 
 
 def test_an_archive_with_a_file_that_cannot_be_read_has_no_end():
