@@ -27,7 +27,7 @@ SCRIPTS = Path(sys.executable).parent
 
 # Files that may call print: the command line, the entry and the script runner.
 PRINTERS = {
-    *(f"cloudjob/cli/{path.name}" for path in (ROOT / "cloudjob" / "cli").glob("*.py")),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "cloudjob" / "cli").rglob("*.py")),
     "entrypoints/jobentry/main.py",
     # It prints a message that is passed to sys.exit, as Python does.
     "entrypoints/jobentry/rank/script_runner.py",
