@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     _set_home()
     if "_ARGCOMPLETE" in os.environ:
-        from cloudjob.cli import completion
+        from cloudjob.cli.commands import completion
 
         completion.answer()
     try:

@@ -6,10 +6,9 @@ import time
 from contextlib import suppress
 
 from cloudjob import Journals
-from cloudjob.cli.status import transferred
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary
-from cloudjob.model.text import one_line
+from cloudjob.model.text import one_line, size_text
 from cloudjob.model.times import seconds_of
 from jobentry.contract.journal import State
 
@@ -210,3 +209,16 @@ def silence_text(found: Journals) -> str:
         f"all {len(running)} ranks for {summary.span(silent_s)}; {of_first} the longest, "
         f"{summary.span(first.quiet_s)} ({usage})"
     )
+
+
+def transferred(done_bytes: int, total_bytes: int, rate: float) -> str:
+    """Return how much of a transfer is done, its rate, and how long the rest will take.
+
+    Args:
+        total_bytes: 0 if it is unknown or nothing is left.
+    """
+    if total_bytes <= done_bytes or not rate:
+        return f"{size_text(done_bytes)}, {size_text(int(rate))}/s"
+    left = summary.span((total_bytes - done_bytes) / rate)
+    done = f"{size_text(done_bytes)} of {size_text(total_bytes)}"
+    return f"{done}, {size_text(int(rate))}/s, {left} left"

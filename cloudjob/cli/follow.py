@@ -6,8 +6,8 @@ import os
 from contextlib import suppress
 
 import cloudjob
+from cloudjob.cli.endings import report
 from cloudjob.cli.messages import print_error, print_message
-from cloudjob.cli.status import report
 from cloudjob.errors import BackendError, RunsElsewhere
 from cloudjob.model.text import one_line
 from cloudjob.model.times import local, rfc3339

@@ -27,19 +27,19 @@ examples:
 _COMMANDS = (
     ("init", "init", "write cloudjob.yaml, a commented job file, for this folder"),
     ("submit", "submit", "run a script as a job"),
-    ("status", "jobs", "show the state of a job"),
-    ("attach", "jobs", "follow a job to its end, even if it was submitted elsewhere"),
-    ("logs", "jobs", "show the log of a job"),
-    ("wait", "jobs", "wait for jobs, and exit with the code of the first that failed"),
-    ("list", "jobs", "list the jobs submitted from this machine"),
-    ("cancel", "jobs", "cancel a job, or every job that matches the filters"),
-    ("refresh", "jobs", "give the nodes of a job fresh keys of its store"),
+    ("status", "status", "show the state of a job"),
+    ("attach", "attach", "follow a job to its end, even if it was submitted elsewhere"),
+    ("logs", "logs", "show the log of a job"),
+    ("wait", "wait", "wait for jobs, and exit with the code of the first that failed"),
+    ("list", "list", "list the jobs submitted from this machine"),
+    ("cancel", "cancel", "cancel a job, or every job that matches the filters"),
+    ("refresh", "refresh", "give the nodes of a job fresh keys of its store"),
     ("cp", "submit", "submit a job again, with changes"),
-    ("diff", "jobs", "show how two jobs differ"),
-    ("events", "jobs", "show what the platform recorded about a job"),
+    ("diff", "diff", "show how two jobs differ"),
+    ("events", "events", "show what the platform recorded about a job"),
     ("metrics", "metrics", "show the metrics of a training, or what the nodes used"),
-    ("outputs", "jobs", "list or download the outputs of a job"),
-    ("rm", "jobs", "remove a job and everything stored for it"),
+    ("outputs", "outputs", "list or download the outputs of a job"),
+    ("rm", "rm", "remove a job and everything stored for it"),
     ("top", "top", "show what the nodes and ranks of a job use"),
     ("stacks", "stacks", "show what the ranks of a job execute right now"),
     ("profile", "profile", "show where a rank of a running job spends its time"),
@@ -68,7 +68,7 @@ def parser_of(command: str) -> Parser:
     for name, module, text in [row for row in _COMMANDS if row[0] == command] or _COMMANDS:
         added = commands.add_parser(name, help=text, description=sentence(text))
         if name == command:
-            getattr(import_module(f"cloudjob.cli.{module}"), f"add_{name}")(added)
+            getattr(import_module(f"cloudjob.cli.commands.{module}"), f"add_{name}")(added)
     parser.command = command
     return parser
 

@@ -7,13 +7,14 @@ import contextlib
 import shlex
 
 import cloudjob
+from cloudjob.cli.endings import report
 from cloudjob.cli.follow import warn_of_notifications
 from cloudjob.cli.interrupts import interrupts_of
 from cloudjob.cli.messages import print_json, print_message
-from cloudjob.cli.status import report, status_json
 from cloudjob.errors import CloudJobError, JobNotFound, UsageError
 from cloudjob.model import grid, summary
 from cloudjob.model.status import Absence
+from cloudjob.model.status import to_json as status_json
 from cloudjob.model.text import counted
 
 TYPE_CHECKING = False

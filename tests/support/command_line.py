@@ -16,7 +16,9 @@ from pathlib import Path
 @functools.cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "cloudjob.api", "cloudjob.cli.jobs", "cloudjob.cli"])
+    context.set_forkserver_preload(
+        [__name__, "cloudjob.api", "cloudjob.cli.commands.list", "cloudjob.cli"]
+    )
     return context
 
 

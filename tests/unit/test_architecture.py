@@ -27,7 +27,7 @@ SCRIPTS = Path(sys.executable).parent
 
 # Files that may call print: the command line, the entry and the script runner.
 PRINTERS = {
-    *(f"cloudjob/cli/{path.name}" for path in (ROOT / "cloudjob" / "cli").glob("*.py")),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "cloudjob" / "cli").rglob("*.py")),
     "entrypoints/jobentry/main.py",
     # It prints a message that is passed to sys.exit, as Python does.
     "entrypoints/jobentry/rank/script_runner.py",
@@ -35,6 +35,8 @@ PRINTERS = {
 # Packages of pure functions: they do no I/O, so their tests need no environment.
 PURE = ["contract", "launchers"]
 IMPURE = {"subprocess", "socket", "shutil", "pathlib", "tempfile", "signal", "threading", "time"}
+# How many functions of the laptop half a detached submit may call.
+MOST_FUNCTIONS = 770
 # Modules that take too long to import for `cloudjob --help`.
 HEAVY = {
     "pydantic",
@@ -299,20 +301,30 @@ def test_a_detached_submit_imports_nothing_that_follows_jobs(tmp_path: Path):
     (tmp_path / "train.py").write_text("")
     home = str(tmp_path / "home")
     code = (
-        "import sys\n"
+        "import os, sys\n"
+        "called, ours = set(), os.path.join(os.getcwd(), 'cloudjob', '')\n"
+        "def note(frame, event, _):\n"
+        "    code = frame.f_code\n"
+        "    if event == 'call' and code.co_filename.startswith(ours):\n"
+        "        called.add(code)\n"
+        "sys.setprofile(note)\n"
         "from cloudjob.cli import main\n"
         "code = main(['submit', '--detach', '--launcher', 'python', *sys.argv[1:]])\n"
+        "sys.setprofile(None)\n"
         "print(*sys.modules)\n"
+        "print(sum(each.co_name != '<module>' for each in called))\n"
         "sys.exit(code)\n"
     )
     done = run(sys.executable, "-c", code, "--source", tmp_path, "train.py", CLOUDJOB_HOME=home)
 
     assert done.returncode == 0, done.stderr
-    handle, modules = done.stdout.splitlines()
+    handle, modules, functions = done.stdout.splitlines()
     assert run(sys.executable, "-m", "cloudjob", "wait", handle, CLOUDJOB_HOME=home).returncode == 0
     following = ("tracking.log", "tracking.status_reader", "model.status", "backends.native")
     slow = {"concurrent.futures", "dataclasses", "logging", "socket"}
     assert {*slow, *(f"cloudjob.{name}" for name in following)} & set(modules.split()) == set()
+    # With class bodies, comprehensions and lambdas; ADR 81 counts them.
+    assert 0 < int(functions) <= MOST_FUNCTIONS
 
 
 def test_only_the_emulator_needs_pydantic():

@@ -19,44 +19,23 @@ class Files(NamedTuple):
     """What a node sees of this machine's files below the folders that are private to nodes.
 
     Args:
-        written: The folders that the entry writes to, with their real paths.
-        read: Other files and folders that the entry reads, with their real paths. They and the
-            folders that it writes to have another path on the node.
+        moved: The files and folders that have another path on the node, with that path.
+        mounts: The folders that the entry writes to, with their paths on the node.
         named: What the job names: a node has its own version of it.
-        places: What a node can only read, under the same path.
+        shown: What the node can only read, with its path there.
     """
 
-    written: Mapping[str, str] = MappingProxyType({})
-    read: Mapping[str, str] = MappingProxyType({})
+    moved: Mapping[str, str] = MappingProxyType({})
+    mounts: tuple[Mount, ...] = ()
     named: tuple[str, ...] = ()
-    places: tuple[Mount, ...] = ()
+    shown: tuple[Mount, ...] = ()
 
     def on_node(self, path: str) -> str:
         """Return the path of a file on the node."""
-        for folder, real in (*self.written.items(), *self.read.items()):
-            is_hidden = isolation.is_private(folder) or isolation.is_private(real)
-            if is_hidden and _is_at_or_below(path, folder):
-                return isolation.path_on_node(real) + path[len(folder) :]
+        for folder, there in self.moved.items():
+            if _is_at_or_below(path, folder):
+                return there + path[len(folder) :]
         return path
-
-    @property
-    def moved(self) -> dict[str, str]:
-        """The files and folders that have another path on the node, with that path."""
-        found = {path: self.on_node(path) for path in (*self.written, *self.read)}
-        return {path: there for path, there in found.items() if path != there}
-
-    @property
-    def mounts(self) -> tuple[Mount, ...]:
-        """The folders that the entry writes to, with their paths on the node."""
-        return _mounts(self.written)
-
-    @property
-    def shown(self) -> tuple[Mount, ...]:
-        """What the node can only read, with its path there.
-
-        An input may have links to folders beside it, so the entry sees these, too.
-        """
-        return (*self.places, *_mounts({path: _top(real) for path, real in self.read.items()}))
 
 
 def files_of(submission: Submission, places: Iterable[str], home: Path) -> Files:
@@ -70,20 +49,25 @@ def files_of(submission: Submission, places: Iterable[str], home: Path) -> Files
     record = file_path(submission.record_uri)
     outputs = filter(None, (file_path(uri) for _, uri in submission.outputs))
     own = [str(Path(record).parent)] if record else []
-    written = dict.fromkeys((str(home), *own, *outputs))
+    written = {path: os.path.realpath(path) for path in (str(home), *own, *outputs)}
     objects = map(file_path, (submission.code.uri, *submission.code.layers, *spec.inputs.values()))
-    read = [path for path in objects if path and not _is_in_any(path, written)]
+    read = {path: os.path.realpath(path) for path in objects if path and not _is_in(path, written)}
     # A node can only read what secrets name, and no message names it.
     keys = isolation.paths_named_in((*submission.access.values(), *spec.secrets.values()))
     texts = (spec.source, spec.script, *spec.args, *spec.env.values())
     named = isolation.paths_named_in(texts)
     # The current folder may be one of Python's, too.
-    shown = tuple(mount for mount in shown_of((*places, *keys)) if mount[0] not in named)
+    readable = tuple(mount for mount in shown_of((*places, *keys)) if mount[0] not in named)
     return Files(
-        written={path: os.path.realpath(path) for path in written},
-        read={path: os.path.realpath(path) for path in read},
-        named=besides(shown, named),
-        places=shown,
+        moved={
+            path: isolation.path_on_node(real)
+            for path, real in (written | read).items()
+            if isolation.is_private(path) or isolation.is_private(real)
+        },
+        mounts=_mounts(written.values()),
+        named=besides(readable, named),
+        # An input may have links to folders beside it, so the entry sees these, too.
+        shown=(*readable, *_mounts(map(_top, read.values()))),
     )
 
 
@@ -96,7 +80,7 @@ def shown_of(paths: Iterable[str]) -> tuple[Mount, ...]:
 def besides(shown: Iterable[Mount], named: Iterable[str]) -> tuple[str, ...]:
     """Return what a job names, without what a node can read already."""
     readable = [path for path, _ in shown]
-    return tuple(path for path in named if not _is_in_any(path, readable))
+    return tuple(path for path in named if not _is_in(path, readable))
 
 
 def places_of(path: str, *programs: str) -> tuple[str, ...]:
@@ -117,9 +101,12 @@ def changes_of(paths: Iterable[str], folder: str) -> tuple[tuple[str, str], ...]
     return tuple((path, f"{folder}-{n}") for n, path in enumerate(paths))
 
 
-def _mounts(paths: Mapping[str, str]) -> tuple[Mount, ...]:
-    found = {real: isolation.path_on_node(real) for real in paths.values()}
-    return tuple((real, path) for real, path in found.items() if real != path)
+def _mounts(paths: Iterable[str]) -> tuple[Mount, ...]:
+    return tuple(
+        (real, isolation.path_on_node(real))
+        for real in dict.fromkeys(paths)
+        if isolation.is_private(real)
+    )
 
 
 def _top(path: str) -> str:
@@ -136,7 +123,7 @@ def _prefixes(program: str) -> Iterator[str]:
         yield prefix if isolation.is_private(prefix) else name
 
 
-def _is_in_any(path: str, folders: Iterable[str]) -> bool:
+def _is_in(path: str, folders: Iterable[str]) -> bool:
     return any(_is_at_or_below(path, folder) for folder in folders)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple, Tuple
 
 from jobentry.contract import devices, names, preflight_levels
 from jobentry.contract.hang_actions import ACTIONS, WARN
@@ -27,6 +27,8 @@ RESTORE_CHOICES = (RESTORE_NONE, RESTORE_OWN, RESTORE_ALL)
 
 _LIST = r"(?a)[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\Z"
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
+# A mapping of texts.
+_Pairs = Tuple[Tuple[str, str], ...]
 
 
 class EnvError(Exception):
@@ -173,7 +175,10 @@ def is_carried(name: str, node: NodeEnv) -> bool:
 
 
 def write(node: NodeEnv) -> dict[str, str]:
-    """Return the variables from which ``read`` restores ``node``."""
+    """Return the variables from which ``read`` restores ``node``.
+
+    A setting that is left at its default has no variable, so that ranks get fewer.
+    """
     text = {
         names.CLOUDJOB_JOB: node.job,
         names.VC_TASK_INDEX: str(node.node),
@@ -181,47 +186,15 @@ def write(node: NodeEnv) -> dict[str, str]:
         names.VC_WORKER_HOSTS: ",".join(node.hosts),
         names.VC_WORKER_NUM: str(node.nodes),
         names.MA_NUM_HOSTS: str(node.nodes),
-        names.CLOUDJOB_LAUNCHER: node.launcher,
-        names.SSHD_PORT: str(node.sshd_port),
-        names.CLOUDJOB_GRACE_S: repr(node.grace_s),
-        names.CLOUDJOB_TIMEOUT_S: repr(node.timeout_s),
-        names.CLOUDJOB_START_TIMEOUT_S: repr(node.start_timeout_s),
     }
-    optional = {
+    if node.slots:
         # Without it, the node counts its devices.
-        names.CLOUDJOB_PROCS_PER_NODE: str(node.slots or ""),
-        names.MA_SCRIPT_INTERPRETER: node.interpreter,
-        names.CLOUDJOB_CODE_URI: node.code_uri,
-        names.CLOUDJOB_CODE_DIGEST: node.code_digest,
-        names.CLOUDJOB_RECORD_URI: node.record_uri,
-        names.CLOUDJOB_NODE_DIR: node.node_dir,
-        names.CLOUDJOB_CONTROL_DIR: node.control_dir,
-        names.CLOUDJOB_DELIVERED: node.delivered_dir,
-        names.CLOUDJOB_SSH_KEY: node.ssh_key,
-        names.CLOUDJOB_ENV_NAMES: " ".join(node.env_names),
-        names.CLOUDJOB_SECRET_NAMES: " ".join(node.secret_names),
-        names.CLOUDJOB_INPUTS: _pairs_text(node.inputs),
-        names.CLOUDJOB_INPUT_NODES: _pairs_text(node.input_nodes),
-        names.CLOUDJOB_OUTPUTS: _pairs_text(node.outputs),
-        names.CLOUDJOB_RESTORE_OUTPUTS: _unless(RESTORE_NONE, node.restore_outputs),
-        names.CLOUDJOB_OUTPUT_SYNC_S: _unless(DEFAULT_OUTPUT_SYNC_S, node.output_sync_s),
-        names.CLOUDJOB_OUTPUT_LIMIT_S: _unless(DEFAULT_OUTPUT_LIMIT_S, node.output_limit_s),
-        names.OPENMPI_HOST_FILE_PATH: node.open_mpi.host_file,
-        names.TUNE_ENV_FILE: node.open_mpi.tune_file,
-        names.CLOUDJOB_MIN_NODES: str(node.min_nodes or ""),
-        names.CLOUDJOB_FIRST_VERSION: "1" if node.first_version else "",
-        names.CLOUDJOB_PREFLIGHT: _unless(preflight_levels.QUICK, node.preflight),
-        names.CLOUDJOB_HANG_ACTION: _unless(WARN, node.hang_action),
-        names.CLOUDJOB_HANG_AFTER_S: _unless(DEFAULT_HANG_AFTER_S, node.hang_after_s),
-        names.CLOUDJOB_HANG_SCALE: _unless(1.0, node.hang_scale),
-        names.CLOUDJOB_STALL_S: _unless(DEFAULT_STALL_S, node.stall_s),
-        names.CLOUDJOB_DEVICE_TARGET: node.mindspore.device_target,
-        names.CLOUDJOB_PARALLEL_MODE: node.mindspore.parallel_mode,
-        names.CLOUDJOB_SEARCH_MODE: node.mindspore.search_mode,
-        names.CLOUDJOB_DEVICES: "\n".join(node.mindspore.devices),
-    }
-    text.update({name: value for name, value in optional.items() if value})
-    text.update(_open_mpi_text(node.open_mpi))
+        text[names.CLOUDJOB_PROCS_PER_NODE] = str(node.slots)
+    for part in (node, node.open_mpi, node.mindspore):
+        for field, (name, form) in _SETTINGS[type(part)].items():
+            value = getattr(part, field)
+            if field in _ALWAYS or value != part._field_defaults[field]:
+                text[name] = form.text(value)
     return text
 
 
@@ -232,7 +205,7 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         EnvError: Variables are invalid; lists all of them, not only the first.
     """
     reader = _Reader(environ)
-    hosts = reader.hosts()
+    hosts = reader.hosts = reader.all_hosts()
     node = reader.first_number((names.MA_TASK_INDEX, names.VC_TASK_INDEX, names.VK_TASK_INDEX), 0)
     if node >= len(hosts):
         reader.problems.append(
@@ -244,49 +217,9 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         node=node,
         hosts=hosts,
         slots=reader.slots(),
-        launcher=environ.get(names.CLOUDJOB_LAUNCHER) or "mpirun",
-        interpreter=environ.get(names.MA_SCRIPT_INTERPRETER, ""),
-        code_uri=environ.get(names.CLOUDJOB_CODE_URI, ""),
-        code_digest=environ.get(names.CLOUDJOB_CODE_DIGEST, ""),
-        record_uri=environ.get(names.CLOUDJOB_RECORD_URI, ""),
-        node_dir=environ.get(names.CLOUDJOB_NODE_DIR, ""),
-        control_dir=environ.get(names.CLOUDJOB_CONTROL_DIR, ""),
-        delivered_dir=environ.get(names.CLOUDJOB_DELIVERED, ""),
-        stall_s=reader.seconds(names.CLOUDJOB_STALL_S, DEFAULT_STALL_S),
-        ssh_key=environ.get(names.CLOUDJOB_SSH_KEY, ""),
-        sshd_port=reader.port(names.SSHD_PORT, DEFAULT_SSHD_PORT),
-        env_names=reader.names(names.CLOUDJOB_ENV_NAMES),
-        secret_names=reader.names(names.CLOUDJOB_SECRET_NAMES),
-        inputs=reader.pairs(names.CLOUDJOB_INPUTS),
-        input_nodes=reader.lists(names.CLOUDJOB_INPUT_NODES),
-        outputs=reader.pairs(names.CLOUDJOB_OUTPUTS),
-        restore_outputs=reader.choice(names.CLOUDJOB_RESTORE_OUTPUTS, RESTORE_CHOICES),
-        output_sync_s=reader.seconds(names.CLOUDJOB_OUTPUT_SYNC_S, DEFAULT_OUTPUT_SYNC_S),
-        output_limit_s=reader.seconds(names.CLOUDJOB_OUTPUT_LIMIT_S, DEFAULT_OUTPUT_LIMIT_S),
-        grace_s=reader.seconds(names.CLOUDJOB_GRACE_S, DEFAULT_GRACE_S),
-        timeout_s=reader.seconds(names.CLOUDJOB_TIMEOUT_S, 0.0),
-        start_timeout_s=reader.seconds(names.CLOUDJOB_START_TIMEOUT_S, DEFAULT_START_TIMEOUT_S),
-        min_nodes=reader.nodes(names.CLOUDJOB_MIN_NODES, len(hosts)),
-        preflight=reader.choice(names.CLOUDJOB_PREFLIGHT, preflight_levels.LEVELS),
-        hang_action=reader.choice(names.CLOUDJOB_HANG_ACTION, ACTIONS),
-        hang_after_s=reader.seconds(names.CLOUDJOB_HANG_AFTER_S, DEFAULT_HANG_AFTER_S),
-        hang_scale=reader.factor(names.CLOUDJOB_HANG_SCALE),
-        first_version=environ.get(names.CLOUDJOB_FIRST_VERSION, "") == "1",
-        open_mpi=OpenMpi(
-            np=reader.ranks(names.OPENMPI_NP),
-            host_file=reader.path(names.OPENMPI_HOST_FILE_PATH),
-            tune_file=reader.path(names.TUNE_ENV_FILE),
-            bind_args=environ.get(names.OPENMPI_BIND_ARGS),
-            x_args=environ.get(names.OPENMPI_X_ARGS),
-            mca_args=environ.get(names.OPENMPI_MCA_ARGS),
-            extra_args=environ.get(names.OPENMPI_EXTRA_ARGS),
-        ),
-        mindspore=MindSpore(
-            device_target=environ.get(names.CLOUDJOB_DEVICE_TARGET, ""),
-            parallel_mode=environ.get(names.CLOUDJOB_PARALLEL_MODE, ""),
-            search_mode=environ.get(names.CLOUDJOB_SEARCH_MODE, ""),
-            devices=reader.devices(names.CLOUDJOB_DEVICES),
-        ),
+        **reader.settings(NodeEnv),
+        open_mpi=OpenMpi(**reader.settings(OpenMpi)),
+        mindspore=MindSpore(**reader.settings(MindSpore)),
     )
     if reader.problems:
         raise EnvError(reader.problems)
@@ -299,6 +232,26 @@ class _Reader:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
         self.problems: list[str] = []
+        self.hosts: tuple[str, ...] = ()
+
+    def settings(self, part: Any) -> dict[str, Any]:
+        """Return the settings of ``NodeEnv`` or of a part of it, by field."""
+        return {
+            field: form.read(self, name, part._field_defaults[field])
+            for field, (name, form) in _SETTINGS[part].items()
+        }
+
+    def text(self, name: str, default: str | None) -> str | None:
+        """Return ``name`` as it is, even if it is empty."""
+        return self.environ.get(name, default)
+
+    def word(self, name: str, default: str) -> str:
+        """Return ``name`` as it is, unless it is empty."""
+        return self.environ.get(name) or default
+
+    def flag(self, name: str, _default: bool) -> bool:
+        """Whether ``name`` is 1."""
+        return self.environ.get(name) == "1"
 
     def slots(self) -> int:
         """Return the number of slots of this node: the given number, or one for each device."""
@@ -317,7 +270,7 @@ class _Reader:
             self.problems.append(f"{name}={_shown(text)!r} is not a whole number")
         return default
 
-    def ranks(self, name: str) -> int | None:
+    def ranks(self, name: str, _default: None) -> int | None:
         """Return ``name`` as a number of ranks, None if it is not set or empty."""
         problem_count = len(self.problems)
         number = self.first_number((name,), 0)
@@ -329,16 +282,16 @@ class _Reader:
             )
         return None
 
-    def nodes(self, name: str, most: int) -> int:
-        """Return ``name`` as a number of nodes, at most ``most``; 0 if it is not set."""
-        number = self.first_number((name,), 0)
-        if number > most:
-            self.problems.append("%s=%d: the job has %d nodes" % (name, number, most))
+    def nodes(self, name: str, default: int) -> int:
+        """Return ``name`` as a number of nodes, at most those of the job."""
+        number = self.first_number((name,), default)
+        if number > len(self.hosts):
+            self.problems.append("%s=%d: the job has %d nodes" % (name, number, len(self.hosts)))
         return number
 
-    def path(self, name: str) -> str:
+    def path(self, name: str, default: str) -> str:
         """Return ``name`` as the absolute path of a file, as mpirun runs in another folder."""
-        text = self.environ.get(name, "")
+        text = self.environ.get(name, default)
         if text and (not text.startswith("/") or text.endswith("/")):
             self.problems.append(f"{name}={_shown(text)!r} is not the absolute path of a file")
         return text
@@ -364,12 +317,12 @@ class _Reader:
             return default
         return value
 
-    def factor(self, name: str) -> float:
-        """Return ``name`` as a factor that is neither tiny nor huge; 1 if it is not set."""
-        value = self.seconds(name, 1.0)
+    def factor(self, name: str, default: float) -> float:
+        """Return ``name`` as a factor that is neither tiny nor huge."""
+        value = self.seconds(name, default)
         if not 0.001 <= value <= 1000:
             self.problems.append(f"{name}={value:g} is not a number from 0.001 to 1000")
-            return 1.0
+            return default
         return value
 
     def job(self) -> str:
@@ -382,7 +335,7 @@ class _Reader:
                 return text
         return "job"
 
-    def names(self, name: str) -> tuple[str, ...]:
+    def names(self, name: str, _default: tuple[str, ...]) -> tuple[str, ...]:
         """Return ``name`` as a list of variable names."""
         return self._names(name, tuple(self.environ.get(name, "").split()))
 
@@ -392,11 +345,11 @@ class _Reader:
                 self.problems.append(f"{name}: {_shown(variable)!r} is not a variable name")
         return variables
 
-    def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
+    def pairs(self, name: str, default: _Pairs) -> _Pairs:
         """Return ``name`` as a JSON object of strings whose keys are variable names."""
         text = self.environ.get(name, "")
         if not text:
-            return ()
+            return default
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -407,23 +360,23 @@ class _Reader:
         self._names(name, tuple(value))
         return tuple(value.items())
 
-    def lists(self, name: str) -> tuple[tuple[str, str], ...]:
+    def lists(self, name: str, default: _Pairs) -> _Pairs:
         """Return ``name`` as a JSON object whose values are lists of nodes."""
-        pairs = self.pairs(name)
+        pairs = self.pairs(name, default)
         for key, text in pairs:
             if not is_list(text):
                 self.problems.append(f"{name}: {key}: {_shown(text)!r} is not a list of nodes")
         return pairs
 
-    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
-        """Return ``name`` as one of the allowed values, by default the first."""
-        text = self.environ.get(name) or allowed[0]
+    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        """Return ``name`` as one of the allowed values."""
+        text = self.environ.get(name) or default
         if text not in allowed:
             values = ", ".join(allowed)
             self.problems.append(f"{name}={_shown(text)!r} is not valid (allowed: {values})")
         return text
 
-    def devices(self, name: str) -> tuple[str, ...]:
+    def devices(self, name: str, _default: tuple[str, ...]) -> tuple[str, ...]:
         """Return ``name`` as the devices of each node."""
         lines = tuple(self.environ.get(name, "").splitlines())
         for line in lines:
@@ -433,7 +386,7 @@ class _Reader:
                 self.problems.append(f"{name}: {_shown(line)!r} {error}")
         return lines
 
-    def hosts(self) -> tuple[str, ...]:
+    def all_hosts(self) -> tuple[str, ...]:
         """Return the host names of the job's nodes: the listed ones, or the platform's pattern."""
         listed = self.environ.get(names.VC_WORKER_HOSTS, "")
         count = self.first_number((names.MA_NUM_HOSTS, names.VC_WORKER_NUM), 0)
@@ -481,21 +434,82 @@ def _shown(text: str) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
 
 
-def _pairs_text(pairs: tuple[tuple[str, str], ...]) -> str:
-    return json.dumps(dict(pairs)) if pairs else ""
+class _Form(NamedTuple):
+    """How a setting is read from its variable, and written as text.
+
+    Args:
+        read: Called with the reader, the name of the variable and the default.
+    """
+
+    read: Callable[[_Reader, str, Any], Any]
+    text: Callable[[Any], str] = str
 
 
-def _unless(default: object, value: object) -> str:
-    """Return ``value`` as text, or "" for the default, so that ranks get fewer variables."""
-    return "" if value == default else str(value)
+def _one_of(*allowed: str) -> _Form:
+    return _Form(lambda reader, name, default: reader.choice(name, default, allowed))
 
 
-def _open_mpi_text(open_mpi: OpenMpi) -> dict[str, str]:
-    text = {
-        names.OPENMPI_BIND_ARGS: open_mpi.bind_args,
-        names.OPENMPI_X_ARGS: open_mpi.x_args,
-        names.OPENMPI_MCA_ARGS: open_mpi.mca_args,
-        names.OPENMPI_EXTRA_ARGS: open_mpi.extra_args,
-        names.OPENMPI_NP: None if open_mpi.np is None else str(open_mpi.np),
-    }
-    return {name: value for name, value in text.items() if value is not None}
+def _json_of(pairs: _Pairs) -> str:
+    return json.dumps(dict(pairs))
+
+
+_TEXT, _WORD = _Form(_Reader.text), _Form(_Reader.word)
+_PATH, _PORT = _Form(_Reader.path), _Form(_Reader.port)
+_RANKS, _NODES = _Form(_Reader.ranks), _Form(_Reader.nodes)
+_SECONDS, _FACTOR = _Form(_Reader.seconds, repr), _Form(_Reader.factor, repr)
+_FLAG = _Form(_Reader.flag, lambda _value: "1")
+_NAMES = _Form(_Reader.names, " ".join)
+_PAIRS, _LISTS = _Form(_Reader.pairs, _json_of), _Form(_Reader.lists, _json_of)
+_DEVICES = _Form(_Reader.devices, "\n".join)
+
+
+# The fields with one variable each; ``read`` reads the job, its hosts and slots from several.
+_SETTINGS: Mapping[type, Mapping[str, tuple[str, _Form]]] = {
+    NodeEnv: {
+        "launcher": (names.CLOUDJOB_LAUNCHER, _WORD),
+        "interpreter": (names.MA_SCRIPT_INTERPRETER, _WORD),
+        "code_uri": (names.CLOUDJOB_CODE_URI, _WORD),
+        "code_digest": (names.CLOUDJOB_CODE_DIGEST, _WORD),
+        "record_uri": (names.CLOUDJOB_RECORD_URI, _WORD),
+        "node_dir": (names.CLOUDJOB_NODE_DIR, _WORD),
+        "control_dir": (names.CLOUDJOB_CONTROL_DIR, _WORD),
+        "delivered_dir": (names.CLOUDJOB_DELIVERED, _WORD),
+        "stall_s": (names.CLOUDJOB_STALL_S, _SECONDS),
+        "ssh_key": (names.CLOUDJOB_SSH_KEY, _WORD),
+        "sshd_port": (names.SSHD_PORT, _PORT),
+        "env_names": (names.CLOUDJOB_ENV_NAMES, _NAMES),
+        "secret_names": (names.CLOUDJOB_SECRET_NAMES, _NAMES),
+        "inputs": (names.CLOUDJOB_INPUTS, _PAIRS),
+        "input_nodes": (names.CLOUDJOB_INPUT_NODES, _LISTS),
+        "outputs": (names.CLOUDJOB_OUTPUTS, _PAIRS),
+        "restore_outputs": (names.CLOUDJOB_RESTORE_OUTPUTS, _one_of(*RESTORE_CHOICES)),
+        "output_sync_s": (names.CLOUDJOB_OUTPUT_SYNC_S, _SECONDS),
+        "output_limit_s": (names.CLOUDJOB_OUTPUT_LIMIT_S, _SECONDS),
+        "grace_s": (names.CLOUDJOB_GRACE_S, _SECONDS),
+        "timeout_s": (names.CLOUDJOB_TIMEOUT_S, _SECONDS),
+        "start_timeout_s": (names.CLOUDJOB_START_TIMEOUT_S, _SECONDS),
+        "min_nodes": (names.CLOUDJOB_MIN_NODES, _NODES),
+        "preflight": (names.CLOUDJOB_PREFLIGHT, _one_of(*preflight_levels.LEVELS)),
+        "hang_action": (names.CLOUDJOB_HANG_ACTION, _one_of(*ACTIONS)),
+        "hang_after_s": (names.CLOUDJOB_HANG_AFTER_S, _SECONDS),
+        "hang_scale": (names.CLOUDJOB_HANG_SCALE, _FACTOR),
+        "first_version": (names.CLOUDJOB_FIRST_VERSION, _FLAG),
+    },
+    OpenMpi: {
+        "np": (names.OPENMPI_NP, _RANKS),
+        "host_file": (names.OPENMPI_HOST_FILE_PATH, _PATH),
+        "tune_file": (names.TUNE_ENV_FILE, _PATH),
+        "bind_args": (names.OPENMPI_BIND_ARGS, _TEXT),
+        "x_args": (names.OPENMPI_X_ARGS, _TEXT),
+        "mca_args": (names.OPENMPI_MCA_ARGS, _TEXT),
+        "extra_args": (names.OPENMPI_EXTRA_ARGS, _TEXT),
+    },
+    MindSpore: {
+        "device_target": (names.CLOUDJOB_DEVICE_TARGET, _WORD),
+        "parallel_mode": (names.CLOUDJOB_PARALLEL_MODE, _WORD),
+        "search_mode": (names.CLOUDJOB_SEARCH_MODE, _WORD),
+        "devices": (names.CLOUDJOB_DEVICES, _DEVICES),
+    },
+}
+# The fields whose default has a variable, too.
+_ALWAYS = ("launcher", "sshd_port", "grace_s", "timeout_s", "start_timeout_s")

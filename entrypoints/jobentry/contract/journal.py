@@ -8,7 +8,6 @@ of the job the lines without their mark become one compressed object beside the 
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import zlib
@@ -271,7 +270,9 @@ def parts(data: bytes) -> Iterator[tuple[bytes, bytes | None]]:
 
 def pack(lines: Iterable[bytes]) -> bytes:
     """Return the compressed object that holds the lines of a journal."""
-    return gzip.compress(b"".join(lines), 6, mtime=0)
+    # Not gzip, which imports as much again as an entry needs.
+    writer = zlib.compressobj(6, wbits=31)
+    return writer.compress(b"".join(lines)) + writer.flush()
 
 
 def unpack(data: bytes) -> list[bytes]:

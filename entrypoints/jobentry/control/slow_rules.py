@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from math import sqrt
-from statistics import median
 from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
 
 from jobentry.contract.rank_lists import ranges
 from jobentry.contract.slow import RankShare, Reason, Slow, place_text
 from jobentry.contract.stacks import Frame
+from jobentry.preflight.judgement import median
 
 # How many windows are judged together, and in how many of them a rank must stand out.
 WINDOWS, _MOST_ORDINARY = 6, 1

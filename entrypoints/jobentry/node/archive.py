@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import zipfile
 
 from jobentry.contract.paths import ENTRY
 
@@ -27,6 +25,10 @@ def unpack(folder: str) -> None:
     Raises:
         OSError: The folder cannot be written.
     """
+    # They take longer to import than everything else that the start of an unpacked entry needs.
+    import shutil
+    import zipfile
+
     new = "%s.%d" % (folder, os.getpid())
     try:
         with zipfile.ZipFile(own_archive()) as members:

@@ -19,10 +19,11 @@ import pytest
 
 from cloudjob import cli
 from cloudjob.cli import main
+from cloudjob.cli.commands.status import print_status
+from cloudjob.cli.endings import report
 from cloudjob.cli.interrupts import Interrupts
 from cloudjob.cli.messages import print_error, print_name
 from cloudjob.cli.parser import _COMMANDS, parser_of
-from cloudjob.cli.status import print_status, report
 from cloudjob.errors import BackendError
 from cloudjob.model.status import Code, Failure, JobState, Phase, Wait, WaitPhase
 from tests.support.statuses import status_of

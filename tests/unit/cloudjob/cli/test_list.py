@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudjob.api import running_hangs
-from cloudjob.cli import jobs
+from cloudjob.cli.commands import list as listed
 from cloudjob.errors import BackendError
 from cloudjob.model.status import Hang, JobState, JobStatus
 from tests.support.statuses import status_of
@@ -47,7 +47,7 @@ def hangs(*found: Any) -> dict[str, str]:
 def test_the_list_says_which_running_job_hangs_and_how(capsys: pytest.CaptureFixture[str]):
     stuck, ended = Job(status_of("a"), HANG), Job(status_of("b", state=JobState.SUCCEEDED), HANG)
     options = argparse.Namespace(json=False, store="", sweep="", all=False, limit=None)
-    jobs._show_list([stuck, ended], options, is_all=True)  # type: ignore[list-item]
+    listed._show_list([stuck, ended], options, is_all=True)  # type: ignore[list-item]
 
     _, first, second = capsys.readouterr().out.splitlines()
     assert first.endswith("hangs: rank 3 is in load(), and the others wait for it")

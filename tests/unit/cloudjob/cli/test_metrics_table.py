@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from cloudjob.cli import metrics
+from cloudjob.cli.commands import metrics
 from cloudjob.tracking.metrics import MetricPoint
 
 

@@ -302,7 +302,7 @@ def test_a_pull_counts_the_bytes_of_all_layers():
 
 BUILD = """
 import time
-from cloudjob.cli import machine
+from cloudjob.cli.commands import machine
 machine._FRAME_S = 0.01
 with machine.BuildSteps() as steps:
     steps.report("Step 2/9 : RUN pip install torch")

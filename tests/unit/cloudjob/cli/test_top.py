@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 import cloudjob
-from cloudjob.cli import main, top
+from cloudjob.cli import main
+from cloudjob.cli.commands import top
 from jobentry.contract import journal
 from jobentry.contract.journal import RankSample, Sample
 

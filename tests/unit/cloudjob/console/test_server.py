@@ -111,7 +111,7 @@ def test_enter_in_the_terminal_prints_a_link_for_another_browser(tmp_path: Path)
 def test_a_browser_in_the_terminal_has_the_keys_for_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    code = "from cloudjob.cli import console; print(console._browses_in_terminal())"
+    code = "from cloudjob.cli.commands import console; print(console._browses_in_terminal())"
     answers = []
     for browser in ("/bin/cat", "/missing/browser"):
         monkeypatch.setenv("BROWSER", browser)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloudjob.cli.status import report
+from cloudjob.cli.endings import report
 from cloudjob.model import summary, times
 from cloudjob.model.status import (
     Attempt,

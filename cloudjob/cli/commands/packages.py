@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from cloudjob.cli.commands.settings import described
 from cloudjob.cli.messages import print_json, print_message, print_name
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
-from cloudjob.cli.settings import described
 from cloudjob.model.text import counted, one_line, size_text
 
 

@@ -98,13 +98,13 @@ def _jobs(**_: object) -> Iterable[str]:
 
 
 def _topics(**_: object) -> Iterable[str]:
-    from cloudjob.cli.docs import topics
+    from cloudjob.cli.commands.docs import topics
 
     return topics()
 
 
 def _examples(**_: object) -> Iterable[str]:
-    from cloudjob.cli.docs import examples
+    from cloudjob.cli.commands.docs import examples
 
     return examples()
 

@@ -6,10 +6,10 @@ import argparse
 import threading
 import time
 
+from cloudjob.cli.commands.settings import described
 from cloudjob.cli.live import LiveLines, is_terminal
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.options import actions_of, add_action, json_flag, state_home
-from cloudjob.cli.settings import described
 from cloudjob.cli.tables import print_table
 from cloudjob.model import summary
 from cloudjob.model.text import one_line

@@ -12,7 +12,7 @@ from cloudjob.errors import UsageError
 
 def _folder(name: str) -> Path:
     """Return a folder that belongs to cloudjob: in the wheel, else in the project's folder."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     installed = package / name
     return installed if installed.is_dir() else package.parent / name
 
