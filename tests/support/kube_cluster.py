@@ -99,6 +99,7 @@ class Cluster:
         self.folder = folder
         self.has_nodes = has_nodes
         self.port = free_port()
+        self.etcd_port = free_port()
         self.custom_port = free_port() if (programs() / _CUSTOM).exists() else 0
         self.admin, self.guest, self.peer = (secrets.token_hex(8) for _ in range(3))
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -111,7 +112,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start the API server and wait until it responds."""
-        etcd = free_port()
+        etcd = self.etcd_port
         self._start(
             *("etcd", f"--data-dir={self.folder / 'etcd'}", f"--listen-client-urls={_url(etcd)}"),
             *(f"--advertise-client-urls={_url(etcd)}", f"--listen-peer-urls={_url(free_port())}"),
@@ -147,7 +148,7 @@ class Cluster:
         self._until_answered(lambda: self.ask("GET", "/readyz", is_json=False), "/readyz")
         self.kubelet.start()
         if self.custom_port:
-            self._start_custom(etcd)
+            self._start_custom()
         self._add_crds()
         if not self.has_nodes:
             self._add_node()
@@ -242,9 +243,9 @@ class Cluster:
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
         ]
 
-    def _start_custom(self, etcd: int) -> None:
+    def _start_custom(self) -> None:
         """Start the recent API server; the old one answers whether a user may do something."""
-        login = self.kubeconfig()
+        login, etcd = self.kubeconfig(), self.etcd_port
         later = "MutatingAdmissionPolicy,ValidatingAdmissionPolicy"
         hooks = "MutatingAdmissionWebhook,ValidatingAdmissionWebhook"
         self._start(
@@ -282,6 +283,16 @@ class Cluster:
         )
         with urllib.request.urlopen(request, context=context, timeout=30) as answer:
             return json.loads(answer.read())
+
+    def compact(self) -> None:
+        """Forget all versions of objects but the last, as servers do every few minutes."""
+
+        def ask(path: str, **body: Any) -> Any:
+            url, data = f"{_url(self.etcd_port)}/v3/kv/{path}", json.dumps(body).encode()
+            with urllib.request.urlopen(url, data, timeout=30) as answer:
+                return json.loads(answer.read())
+
+        ask("compaction", revision=ask("range", key="AA==")["header"]["revision"], physical=True)
 
     def serve(self, group: str, version: str) -> None:
         """Pass requests for a version of an API group on to the recent API server."""

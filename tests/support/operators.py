@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import random
 import subprocess
 import tempfile
 from pathlib import Path
@@ -57,8 +58,7 @@ def indexed_job(job: Object, uid: str = "") -> Made:
     owner = _owner(job, uid)
     pods = []
     for index in range(spec["completions"]):
-        # The name of a pod ends in random characters; its host name does not.
-        pod_name = f"{name}-{index}-x7k2p"
+        pod_name = _random(f"{name}-{index}")
         pod = _pod(spec["template"], pod_name, job["metadata"]["namespace"], owner)
         host = f"{name}-{index}"
         assert len(host) <= 63, "the API server refuses a Job whose pods have no valid host names"
@@ -219,8 +219,7 @@ def mpi_operator(job: Object, uid: str = "") -> Made:
 def _launcher(job: Object, namespace: str, owner: list[Object], slots: int) -> Object:
     name = job["metadata"]["name"]
     replica = job["spec"]["mpiReplicaSpecs"]["Launcher"]
-    # The name that the batch Job gives to its pod ends in random characters.
-    pod = _pod(replica["template"], f"{name}-launcher-x7k2p", namespace, owner)
+    pod = _pod(replica["template"], _random(f"{name}-launcher"), namespace, owner)
     pod["spec"]["restartPolicy"] = replica["restartPolicy"]
     _mpi_labels(pod, name, "launcher", 0)
     pod["spec"]["hostname"], pod["spec"]["subdomain"] = f"{name}-launcher", name
@@ -392,6 +391,11 @@ def _pod(template: Object, name: str, namespace: str, owner: list[Object]) -> Ob
         },
         "spec": found["spec"],
     }
+
+
+def _random(name: str) -> str:
+    """Return the name of a pod of a Job, which no later pod has; its host name is without it."""
+    return f"{name}-{''.join(random.choices('bcdfghjklmnpqrstvwxz2456789', k=5))}"
 
 
 def _owner(job: Object, uid: str) -> list[Object]:
