@@ -25,6 +25,13 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.kubernetes_custom]
 CUSTOM = ("volcano", "mpi-operator", "jobset")
 
 
+def add_queue(lab: Lab, name: str) -> None:
+    """Create a LocalQueue."""
+    path = f"/apis/{GROUP}/v1beta1/namespaces/{lab.namespace}/localqueues"
+    kind = {"apiVersion": f"{GROUP}/v1beta1", "kind": "LocalQueue"}
+    lab.cluster.ask("POST", path, {**kind, "metadata": {"name": name}, "spec": {}})
+
+
 def client_of(lab: Lab) -> Client:
     """Return cloudjob's client for the namespace, as the user of the lab."""
     return Client(kubeconfig.find({}, lab.environ, lab.folder))
@@ -80,9 +87,9 @@ def test_lists_and_watches_outlive_a_forgotten_version(jobset_lab: Lab):
     client = client_of(lab)
     queues = Resource(GROUP, "v1beta2", "localqueues", "LocalQueue").path(lab.namespace)
     for number in range(3):
-        lab.cluster.ask("POST", queues, {"metadata": {"name": f"q{number}"}, "spec": {}})
+        add_queue(lab, f"q{number}")
     page = client.get(queues, "listing", {"limit": "1"})
-    lab.cluster.ask("POST", queues, {"metadata": {"name": "q3"}, "spec": {}})
+    add_queue(lab, "q3")
     lab.cluster.compact()
     token = page["metadata"]["continue"]
     with pytest.raises(ApiError) as error:
@@ -129,8 +136,7 @@ def test_a_job_in_a_queue_is_preempted_admitted_again_and_cancelled(
 
 def live_in_a_queue(lab: Lab, until: Callable[..., None]) -> None:
     """Submit a job to a queue, and follow it through what Kueue may do."""
-    queues = f"/apis/{GROUP}/v1beta1/namespaces/{lab.namespace}/localqueues"
-    lab.cluster.ask("POST", queues, {"metadata": {"name": "research"}, "spec": {}})
+    add_queue(lab, "research")
     if lab.engine == "mpi-operator":
         lab.write(labels={QUEUE_LABEL: "research"})
     else:

@@ -260,6 +260,8 @@ class Cluster:
             # The old server has none of the objects that these plugins read.
             f"--disable-admission-plugins={hooks},{later}",
             *("--enable-priority-and-fairness=false", "--min-request-timeout=30"),
+            # The pages of a list come from the store, so that `compact` takes them away at once.
+            "--feature-gates=ListFromCacheSnapshot=false",
             *self._proxy_options(),
         )
         address = {"type": "ExternalName", "externalName": "127.0.0.1"}

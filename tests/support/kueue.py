@@ -31,6 +31,7 @@ class Kueue:
         template = {"spec": {"containers": [{"name": "cloudjob"}]}}
         self._suspend(True)
         body = {
+            **{"apiVersion": f"{GROUP}/v1beta1", "kind": "Workload"},
             "metadata": {
                 "name": job,
                 "labels": {f"{GROUP}/job-uid": metadata["uid"]},
