@@ -181,11 +181,15 @@ class Lab:
                 raise
             return None
 
-    def operate(self, job: str) -> list[str]:
-        """Create a job's objects as the operator does, and return the names of its pods by node."""
+    def operate(self, job: str, *, again: bool = False) -> list[str]:
+        """Create a job's objects as the operator does, and return the names of its pods by node.
+
+        Args:
+            again: Whether its other objects exist.
+        """
         manifest = self.get(self.path(job))
         made = operators.made_of(manifest, manifest["metadata"]["uid"])
-        for item in [*made.objects, *made.pods]:
+        for item in [*([] if again else made.objects), *made.pods]:
             with contextlib.suppress(KeyError):
                 del item["spec"]["schedulerName"]
             self.cluster.ask("POST", self.core(item["kind"]), item)
@@ -265,13 +269,17 @@ def _job_status(phase: str, now: str) -> dict[str, Any]:
 
 def _jobset_status(phase: str, now: str) -> dict[str, Any]:
     """Return the status that JobSet's controller writes in place of the phase of an operator."""
-    ends = {"Succeeded": "Completed", "Failed": "Failed", "Suspended": "Suspended"}
+    ends = {
+        "Succeeded": ("Completed", "AllJobsCompleted"),
+        "Failed": ("Failed", "FailedJobs"),
+        "Suspended": ("Suspended", "SuspendedJobs"),
+    }
+    held = {"status": "True", "message": "", "lastTransitionTime": now}
     kinds = [ends[phase]] if phase in ends else []
+    counts = dict.fromkeys(("ready", "succeeded", "failed", "suspended"), 0)
     return {
-        "conditions": [
-            {"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds
-        ],
-        "replicatedJobsStatus": [{"name": "node", "active": int(not kinds), "ready": 0}],
+        "conditions": [{"type": kind, "reason": reason, **held} for kind, reason in kinds],
+        "replicatedJobsStatus": [{"name": "node", **counts, "active": int(not kinds)}],
     }
 
 

@@ -295,15 +295,7 @@ class PodRunner:
         """Create the pods and start a container for each."""
         manifest = self._manifest(name)
         self._open_store()
-        if self.attempts:
-            uid = manifest["metadata"]["uid"]
-            pods = operators.made_of(manifest, uid).pods
-            for item in pods:
-                item["spec"].pop("schedulerName", None)
-                self.lab.cluster.ask("POST", self.lab.core("Pod"), item)
-            found = [item["metadata"]["name"] for item in pods]
-        else:
-            found = self.lab.operate(name)
+        found = self.lab.operate(name, again=self.attempts > 0)
         self.attempts += 1
         objects = kubelet.Objects(
             [

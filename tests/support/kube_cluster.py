@@ -1,7 +1,10 @@
-"""A Kubernetes cluster without nodes: a real etcd, a real API server, and a fake kubelet's logs.
+"""A Kubernetes cluster without nodes: a real etcd, real API servers, and a fake kubelet's logs.
 
 ``.ci/kube-apiserver`` builds the programs; ``$CLOUDJOB_TEST_KUBERNETES`` is their folder. No pod
 runs here: the tests create the pods that an operator would, and set their status as a kubelet does.
+
+The API server is old. If the folder also has the program of ``.ci/kube-custom-apiserver``, a recent
+API server behind the old one serves most custom resources (an aggregated API), for the same users.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,13 +33,17 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from tests.support import operators
+from tests.support import kube_definitions
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 180.0
 MERGE = "application/merge-patch+json"
 
 _DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
+_CUSTOM = "apiextensions-apiserver"
+# The group that stays on the old API server, which drops unknown fields.
+OLD_GROUP = "mindspore.gitee.com"
 
 
 def programs() -> Path:
@@ -63,9 +70,9 @@ def crd(name: str) -> dict[str, Any]:
     return loaded
 
 
-def schema(name: str) -> dict[str, Any]:
+def schema(definition: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of the first served version of a CRD."""
-    version = next(item for item in crd(name)["spec"]["versions"] if item["served"])
+    version = next(item for item in definition["spec"]["versions"] if item["served"])
     made: dict[str, Any] = version["schema"]["openAPIV3Schema"]
     return made
 
@@ -92,6 +99,8 @@ class Cluster:
         self.folder = folder
         self.has_nodes = has_nodes
         self.port = free_port()
+        self.etcd_port = free_port()
+        self.custom_port = free_port() if (programs() / _CUSTOM).exists() else 0
         self.admin, self.guest, self.peer = (secrets.token_hex(8) for _ in range(3))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._context = ssl._create_unverified_context()
@@ -103,7 +112,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start the API server and wait until it responds."""
-        etcd = free_port()
+        etcd = self.etcd_port
         self._start(
             *("etcd", f"--data-dir={self.folder / 'etcd'}", f"--listen-client-urls={_url(etcd)}"),
             *(f"--advertise-client-urls={_url(etcd)}", f"--listen-peer-urls={_url(free_port())}"),
@@ -113,6 +122,7 @@ class Cluster:
         key = self.folder / "service-account.key"
         argv = ["openssl", "genrsa", "-out", str(key), "2048"]
         subprocess.run(argv, check=True, capture_output=True)
+        _make_certificate(self.folder / "proxy", "proxy")
         tokens = self.folder / "tokens.csv"
         users = [f"{self.admin},admin,1,system:masters", f"{self.guest},guest,2"]
         tokens.write_text("\n".join([*users, f"{self.peer},peer,3\n"]))
@@ -131,16 +141,14 @@ class Cluster:
             + ("" if self.has_nodes else ",DefaultTolerationSeconds"),
             # Short, so that the server also ends some watches during the tests.
             "--min-request-timeout=30",
+            *self._proxy_options(),
+            f"--proxy-client-cert-file={self.folder / 'proxy.crt'}",
+            f"--proxy-client-key-file={self.folder / 'proxy.key'}",
         )
-        deadline = time.monotonic() + START_S
-        while True:
-            self._check_alive()
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                self.ask("GET", "/readyz", is_json=False)
-                break
-            assert time.monotonic() < deadline, f"no API server: {self.log_tail()}"
-            time.sleep(0.2)
+        self._until_answered(lambda: self.ask("GET", "/readyz", is_json=False), "/readyz")
         self.kubelet.start()
+        if self.custom_port:
+            self._start_custom()
         self._add_crds()
         if not self.has_nodes:
             self._add_node()
@@ -218,31 +226,126 @@ class Cluster:
     def _start(self, program: str, *args: str) -> None:
         path = shutil.which(program)
         assert path, f"there is no {program}"
+        # This client expects the start of each watch to be marked, which the old server ignores.
+        environ = {**os.environ, "KUBE_FEATURE_WatchListClient": "false"}
         with (self.folder / f"{Path(program).name}.log").open("wb") as log:
-            self._processes.append(subprocess.Popen([path, *args], stdout=log, stderr=log))
+            self._processes.append(
+                subprocess.Popen([path, *args], stdout=log, stderr=log, env=environ)
+            )
+
+    def _proxy_options(self) -> list[str]:
+        """Return how an API server knows the users of a request that another one passes on."""
+        return [
+            f"--requestheader-client-ca-file={self.folder / 'proxy.crt'}",
+            "--requestheader-allowed-names=proxy",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        ]
+
+    def _start_custom(self) -> None:
+        """Start the recent API server; the old one answers whether a user may do something."""
+        login, etcd = self.kubeconfig(), self.etcd_port
+        later = "MutatingAdmissionPolicy,ValidatingAdmissionPolicy"
+        hooks = "MutatingAdmissionWebhook,ValidatingAdmissionWebhook"
+        self._start(
+            *(str(programs() / _CUSTOM), f"--etcd-servers={_url(etcd)}", "--etcd-prefix=/custom"),
+            *("--bind-address=127.0.0.1", f"--secure-port={self.custom_port}"),
+            f"--cert-dir={self.folder / 'custom'}",
+            *(f"--kubeconfig={login}", f"--authentication-kubeconfig={login}"),
+            *(f"--authorization-kubeconfig={login}", "--authentication-skip-lookup"),
+            # Tests give and take permissions.
+            "--authorization-webhook-cache-authorized-ttl=0s",
+            "--authorization-webhook-cache-unauthorized-ttl=0s",
+            # The old server has none of the objects that these plugins read.
+            f"--disable-admission-plugins={hooks},{later}",
+            *("--enable-priority-and-fairness=false", "--min-request-timeout=30"),
+            # The pages of a list come from the store, so that `compact` takes them away at once.
+            "--feature-gates=ListFromCacheSnapshot=false",
+            *self._proxy_options(),
+        )
+        address = {"type": "ExternalName", "externalName": "127.0.0.1"}
+        service = {"metadata": {"name": "custom"}, "spec": {**address, "ports": [{"port": 443}]}}
+        self.ask("POST", "/api/v1/namespaces/default/services", service)
+        self._until_answered(lambda: self.ask_custom("GET", _DEFINITIONS), "its definitions")
+
+    def ask_custom(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask the recent API server itself, as the old one passes on a request of the admin."""
+        context = ssl._create_unverified_context()
+        context.load_cert_chain(self.folder / "proxy.crt", self.folder / "proxy.key")
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self.custom_port}{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            method=method,
+            headers={
+                "Content-Type": "application/json",
+                "X-Remote-User": "admin",
+                "X-Remote-Group": "system:masters",
+            },
+        )
+        with urllib.request.urlopen(request, context=context, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def compact(self) -> None:
+        """Forget all versions of objects but the last, as servers do every few minutes."""
+
+        def ask(path: str, **body: Any) -> Any:
+            url, data = f"{_url(self.etcd_port)}/v3/kv/{path}", json.dumps(body).encode()
+            with urllib.request.urlopen(url, data, timeout=30) as answer:
+                return json.loads(answer.read())
+
+        ask("compaction", revision=ask("range", key="AA==")["header"]["revision"], physical=True)
+
+    def serve(self, group: str, version: str) -> None:
+        """Pass requests for a version of an API group on to the recent API server."""
+        name = f"{version}.{group}"
+        service = {"name": "custom", "namespace": "default", "port": self.custom_port}
+        spec = {
+            "group": group,
+            "version": version,
+            "service": service,
+            "insecureSkipTLSVerify": True,
+            "groupPriorityMinimum": 1000,
+            "versionPriority": 100,
+        }
+        self.ask("POST", _SERVICES, {"metadata": {"name": name}, "spec": spec})
+
+    def unserve(self, group: str, version: str) -> None:
+        """Remove a version of an API group from the cluster; its objects are kept."""
+        self.ask("DELETE", f"{_SERVICES}/{version}.{group}")
 
     def _check_alive(self) -> None:
         for process in self._processes:
             assert process.poll() is None, self.log_tail()
 
     def _add_crds(self) -> None:
-        for path in sorted(crds().glob("*.*_*.yaml")):
-            self.ask("POST", _DEFINITIONS, crd(path.stem))
-        self.ask("POST", _DEFINITIONS, operators.JOBSET_CRD)
+        files = [crd(path.stem) for path in sorted(crds().glob("*.*_*.yaml"))]
+        versions = set()
+        for item in [*files, kube_definitions.jobset(), *kube_definitions.kueue()]:
+            group = item["spec"]["group"]
+            is_custom = self.custom_port and group != OLD_GROUP
+            (self.ask_custom if is_custom else self.ask)("POST", _DEFINITIONS, item)
+            names = [version["name"] for version in item["spec"]["versions"] if version["served"]]
+            versions |= {(group, name, is_custom) for name in names}
+        for group, name, is_custom in sorted(versions):
+            if is_custom:
+                self.serve(group, name)
+            self.await_resources(group, name)
+
+    def await_resources(self, group: str, version: str) -> None:
+        """Wait until the cluster serves a version of an API group."""
+        path = f"/apis/{group}/{version}"
+        self._until_answered(lambda: self.ask("GET", path)["resources"], path)
+
+    def _until_answered(self, ask: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + START_S
-        for group in (
-            "batch.volcano.sh/v1alpha1",
-            "kubeflow.org/v2beta1",
-            "bus.volcano.sh/v1alpha1",
-            "mindspore.gitee.com/v1",
-            "jobset.x-k8s.io/v1alpha2",
-        ):
-            while True:
-                with contextlib.suppress(urllib.error.HTTPError):
-                    if self.ask("GET", f"/apis/{group}")["resources"]:
-                        break
-                assert time.monotonic() < deadline, f"there is no {group}"
-                time.sleep(0.1)
+        while True:
+            self._check_alive()
+            with contextlib.suppress(OSError):
+                if ask():
+                    return
+            assert time.monotonic() < deadline, f"no answer to {what}: {self.log_tail()}"
+            time.sleep(0.1)
 
     def _add_node(self) -> None:
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "machine-0"}}
@@ -354,9 +457,7 @@ class Kubelet:
     def start(self) -> None:
         """Listen, with its own certificate."""
         folder = self._folder
-        argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-        argv += ["-keyout", str(folder / "kubelet.key"), "-out", str(folder / "kubelet.crt")]
-        subprocess.run([*argv, "-subj", "/CN=machine-0"], check=True, capture_output=True)
+        _make_certificate(folder / "kubelet", "machine-0")
         kubelet = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -407,6 +508,13 @@ class Kubelet:
                     break
             handler.wfile.write(b"0\r\n\r\n")
             handler.wfile.flush()
+
+
+def _make_certificate(path: Path, name: str) -> None:
+    """Write a self-signed certificate, and its key, to this path with a suffix."""
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    argv += ["-keyout", f"{path}.key", "-out", f"{path}.crt", "-subj", f"/CN={name}"]
+    subprocess.run(argv, check=True, capture_output=True)
 
 
 def _now() -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import random
 import subprocess
 import tempfile
 from pathlib import Path
@@ -57,8 +58,7 @@ def indexed_job(job: Object, uid: str = "") -> Made:
     owner = _owner(job, uid)
     pods = []
     for index in range(spec["completions"]):
-        # The name of a pod ends in random characters; its host name does not.
-        pod_name = f"{name}-{index}-x7k2p"
+        pod_name = _random(f"{name}-{index}")
         pod = _pod(spec["template"], pod_name, job["metadata"]["namespace"], owner)
         host = f"{name}-{index}"
         assert len(host) <= 63, "the API server refuses a Job whose pods have no valid host names"
@@ -79,114 +79,6 @@ def indexed_job(job: Object, uid: str = "") -> Made:
 
 
 # -- JobSet ---------------------------------------------------------------------------------------
-
-# The fields of a JobSet that cloudjob may write, from the documentation of v1alpha2.
-JOBSET_SCHEMA: Object = {
-    "type": "object",
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "jobset.x-k8s.io/v1alpha2"},
-        "kind": {"const": "JobSet"},
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "network": {
-                    "additionalProperties": False,
-                    "properties": {
-                        "enableDNSHostnames": {"type": "boolean"},
-                        "publishNotReadyAddresses": {"type": "boolean"},
-                        "subdomain": {"type": "string"},
-                    },
-                },
-                "replicatedJobs": {
-                    "type": "array",
-                    "items": {
-                        "required": ["name", "template"],
-                        "additionalProperties": False,
-                        "properties": {
-                            "name": {"type": "string"},
-                            "replicas": {"type": "integer"},
-                            "template": {
-                                "additionalProperties": False,
-                                "properties": {"metadata": {}, "spec": {"type": "object"}},
-                            },
-                        },
-                    },
-                },
-                "failurePolicy": {
-                    "additionalProperties": False,
-                    "properties": {
-                        "maxRestarts": {"type": "integer", "minimum": 0},
-                        "restartStrategy": {"enum": ["Recreate", "BlockingRecreate"]},
-                        "rules": {
-                            "type": "array",
-                            "items": {
-                                "required": ["name", "action"],
-                                "additionalProperties": False,
-                                "properties": {
-                                    "name": {"pattern": "^[A-Za-z][A-Za-z0-9_]*$"},
-                                    "action": {
-                                        "enum": [
-                                            "FailJobSet",
-                                            "RestartJobSet",
-                                            "RestartJobSetAndIgnoreMaxRestarts",
-                                        ]
-                                    },
-                                    "onJobFailureReasons": {
-                                        "items": {
-                                            "enum": [
-                                                "BackoffLimitExceeded",
-                                                "DeadlineExceeded",
-                                                "FailedIndexes",
-                                                "MaxFailedIndexesExceeded",
-                                                "PodFailurePolicy",
-                                            ]
-                                        }
-                                    },
-                                    "targetReplicatedJobs": {"items": {"type": "string"}},
-                                },
-                            },
-                        },
-                    },
-                },
-                "suspend": {"type": "boolean"},
-                "ttlSecondsAfterFinished": {"type": "integer"},
-            },
-        },
-    },
-}
-
-
-# What an API server needs to store JobSets.
-JOBSET_CRD: Object = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {
-        "name": "jobsets.jobset.x-k8s.io",
-        # Names that end in k8s.io are Kubernetes' own.
-        "annotations": {"api-approved.kubernetes.io": "unapproved, in a test"},
-    },
-    "spec": {
-        "group": "jobset.x-k8s.io",
-        "names": {"kind": "JobSet", "plural": "jobsets", "singular": "jobset"},
-        "scope": "Namespaced",
-        "versions": [
-            {
-                "name": "v1alpha2",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "x-kubernetes-preserve-unknown-fields": True,
-                    }
-                },
-            }
-        ],
-    },
-}
 
 
 def job_set(manifest: Object, uid: str = "") -> Made:
@@ -327,8 +219,7 @@ def mpi_operator(job: Object, uid: str = "") -> Made:
 def _launcher(job: Object, namespace: str, owner: list[Object], slots: int) -> Object:
     name = job["metadata"]["name"]
     replica = job["spec"]["mpiReplicaSpecs"]["Launcher"]
-    # The name that the batch Job gives to its pod ends in random characters.
-    pod = _pod(replica["template"], f"{name}-launcher-x7k2p", namespace, owner)
+    pod = _pod(replica["template"], _random(f"{name}-launcher"), namespace, owner)
     pod["spec"]["restartPolicy"] = replica["restartPolicy"]
     _mpi_labels(pod, name, "launcher", 0)
     pod["spec"]["hostname"], pod["spec"]["subdomain"] = f"{name}-launcher", name
@@ -500,6 +391,11 @@ def _pod(template: Object, name: str, namespace: str, owner: list[Object]) -> Ob
         },
         "spec": found["spec"],
     }
+
+
+def _random(name: str) -> str:
+    """Return the name of a pod of a Job, which no later pod has; its host name is without it."""
+    return f"{name}-{''.join(random.choices('bcdfghjklmnpqrstvwxz2456789', k=5))}"
 
 
 def _owner(job: Object, uid: str) -> list[Object]:

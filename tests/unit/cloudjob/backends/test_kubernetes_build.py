@@ -28,7 +28,7 @@ from cloudjob.model.job import JobSpec
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, names, variables
-from tests.support import kube_cluster, kube_schemas, kubelet, operators
+from tests.support import kube_cluster, kube_definitions, kube_schemas, kubelet, operators
 
 ROOT = Path(__file__).parents[4]
 VOLCANO, MS_OPERATOR = ENGINES["volcano"], ENGINES["ms-operator"]
@@ -118,19 +118,12 @@ def check(manifest: dict[str, Any], engine: str) -> list[str]:
     """Return the errors that the schema of its CRD, or of Kubernetes, finds in a manifest."""
     if engine == "job":
         return kube_schemas.problems(manifest, kube_schemas.VERSIONS[-1])
-    if engine == "jobset":
-        spec = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
-        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": spec}
-        found = jsonschema.Draft202012Validator(operators.JOBSET_SCHEMA).iter_errors(manifest)
-        return [
-            *[f"{'/'.join(map(str, error.path))}: {error.message}" for error in found],
-            *kube_schemas.problems(job, kube_schemas.VERSIONS[-1]),
-        ]
-    schema = copy.deepcopy(kube_cluster.schema(CRDS[engine]))
+    found = kube_definitions.jobset() if engine == "jobset" else kube_cluster.crd(CRDS[engine])
+    schema = copy.deepcopy(kube_cluster.schema(found))
     # A CRD declares metadata only as an object.
     schema["properties"]["metadata"] = {"type": "object", "additionalProperties": {}}
-    found = jsonschema.Draft202012Validator(strict(schema)).iter_errors(manifest)
-    return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in found]
+    errors = jsonschema.Draft202012Validator(strict(schema)).iter_errors(manifest)
+    return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in errors]
 
 
 # -- manifests ----------------------------------------------------------------------------------
@@ -179,17 +172,20 @@ def test_the_check_of_schemas_finds_a_nested_typo(engine: str):
 def test_each_version_of_kubernetes_knows_every_field(
     version: str, engine: str, options: dict[str, Any]
 ):
-    """Checks the core objects and pods of every engine, and the Job of the engine ``job``.
+    """Checks the core objects and pods of every engine, and the Job of ``job`` and ``jobset``.
 
     Kubernetes 1.29 has no ``successPolicy``, and drops it.
     """
     made = build(engine, options)
     *own, body = request.objects(made, b"key" * made.has_key)
     items = [*own, *operators.made_of(dict(made.body)).pods]
-    if engine == "job":
+    if engine in ("job", "jobset"):
+        spec = body["spec"]
+        if engine == "jobset":
+            spec = spec["replicatedJobs"][0]["template"]["spec"]
         optional = INDEXED.optional if version == "1.29" else ()
-        spec = {key: value for key, value in body["spec"].items() if key not in optional}
-        items.append({**body, "spec": spec})
+        spec = {key: value for key, value in spec.items() if key not in optional}
+        items.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, "spec": spec})
 
     assert [found for item in items for found in kube_schemas.problems(item, version)] == []
 
