@@ -16,7 +16,7 @@ from cloudjob.errors import BackendError
 from cloudjob.home import make_home, private_folder
 from cloudjob.home.records import Records
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 NOBODY = 65534
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may be another user")
 
