@@ -131,20 +131,23 @@ def check(store: ObjectStore, checked: set[str], target: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.lengthy)])
 def test_a_submit_killed_at_any_request_leaves_no_incomplete_package(
-    laptop: Laptop, node: ObjectStore, tmp_path: Path
+    laptop: Laptop, node: ObjectStore, tmp_path: Path, step: int
 ):
     """A node never finds an incomplete job, and the next submit works.
 
     Of an interrupted PUT's body, the service gets all, the first 20 bytes or nothing, in turn.
+    It is killed at every ``step``-th request, and at the last.
     """
     laptop.edit()
     assert laptop.submit() == 0
     methods = [request.method for request in laptop.proxy.requests]
     checked: set[str] = set()
     puts = 0
-    for number, method in enumerate(methods, 1):
+    for number in reversed(range(len(methods), 0, -step)):
         laptop.edit()
+        method = methods[number - 1]
         puts += method == "PUT"
         passes = (0, None, 20)[puts % 3] if method == "PUT" else None
         assert laptop.submit(killed_at=number, passes=passes) == -signal.SIGKILL

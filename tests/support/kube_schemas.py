@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import json
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
+import jsonschema
+from referencing import Registry, Resource
 
 # The versions that have a schema, and in which the engine ``job`` works.
 VERSIONS = tuple(f"1.{minor}" for minor in range(29, 38))
@@ -12,11 +17,31 @@ VERSIONS = tuple(f"1.{minor}" for minor in range(29, 38))
 
 def problems(item: dict[str, Any], version: str) -> list[str]:
     """Return what a version of Kubernetes does not know or accept in an object: the first such."""
-    try:
-        kubernetes_validate.validate(item, version, strict=True)
-    except kubernetes_validate.ValidationError as error:
-        return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}"]
-    return []
+    group, _, name = item["apiVersion"].rpartition("/")
+    api = f"{group.partition('.')[0]}-{name}" if group else name
+    error = jsonschema.exceptions.best_match(
+        _validator(f"{item['kind'].lower()}-{api}.json", version).iter_errors(item)
+    )
+    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}"] if error else []
+
+
+# To read a schema takes longer than a validation.
+@functools.cache
+def _validator(name: str, version: str) -> jsonschema.Draft202012Validator:
+    registry = _registry(version)
+    return jsonschema.Draft202012Validator(_read(name, version), registry=registry)
+
+
+@functools.cache
+def _registry(version: str) -> Registry[Any]:
+    return (Resource.from_contents(_read("_definitions.json", version)) @ Registry()).crawl()
+
+
+def _read(name: str, version: str) -> dict[str, Any]:
+    schemas = Path(str(resources.files("kubernetes_validate") / "kubernetes-json-schema"))
+    [path] = schemas.glob(f"v{version}.*-local-strict/{name}")
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
 # The volumes that the Pod Security Standard ``restricted`` allows.

@@ -28,6 +28,7 @@ from cloudjob.notify import message, process, send, start
 from cloudjob.notify.send import NotSent
 from cloudjob.retries import Limits
 from cloudjob.tracking.sweep import Sweep
+from tests.support.homes import make_used_home
 from tests.support.polling import poll
 from tests.support.statuses import status_of
 
@@ -90,6 +91,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, webhook: Webhook) -> P
     project.mkdir()
     (project / "train.py").write_text(TRAIN)
     monkeypatch.chdir(project)
+    make_used_home(tmp_path / "home")
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HOOK", webhook.url)
     monkeypatch.setenv("TOKEN", "very-secret-token")

@@ -24,6 +24,7 @@ from cloudjob.home.records import Records
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import Failure, JobState
 from cloudjob.submission import pipeline
+from tests.support.homes import make_used_home
 
 LIMIT_S = 60.0
 # Sends itself SIGKILL before or after a step of the submit.
@@ -58,6 +59,7 @@ class Laptop:
         self.source = folder / "source"
         self.go = folder / "go"
         self.source.mkdir()
+        make_used_home(self.home)
         text = f"import os, time\nwhile not os.path.exists({str(self.go)!r}): time.sleep(0.05)\n"
         (self.source / "train.py").write_text(text)
 

@@ -14,8 +14,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 # This test creates its packages with the laptop half, which needs Python 3.10.
 collect_ignore = ["staging/test_code_package.py"] if sys.version_info < (3, 10) else []
-# Stacks are those of CPython.
-collect_ignore += ["stacks"] if sys.implementation.name != "cpython" else []
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ from cloudjob.cli.messages import print_error, print_name
 from cloudjob.cli.parser import _COMMANDS, parser_of
 from cloudjob.errors import BackendError
 from cloudjob.model.status import Code, Failure, JobState, Phase, Wait, WaitPhase
+from tests.support.homes import make_used_home
 from tests.support.statuses import status_of
 from tests.support.users import python_of_user
 
@@ -409,6 +410,7 @@ def test_a_user_without_a_home_folder_needs_only_a_state_folder():
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, which contains a script."""
+    make_used_home(tmp_path / "home")
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CLOUDJOB_CONFIG", os.devnull)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

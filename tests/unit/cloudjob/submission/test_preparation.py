@@ -11,12 +11,14 @@ from cloudjob.model.job import JobSpec
 from cloudjob.submission import preparation, script_check
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.submission.preparation import Decision, Member, Target
+from tests.support.homes import make_used_home
 
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
     """A folder for the package; the source and the state folder are beside it."""
-    for name in ("home", "scratch", "source"):
+    make_used_home(tmp_path / "home")
+    for name in ("scratch", "source"):
         (tmp_path / name).mkdir(mode=0o700)
     (tmp_path / "source" / "train.py").write_text("import torch.distributed\n")
     return tmp_path / "scratch"

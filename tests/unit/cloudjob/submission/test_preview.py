@@ -9,6 +9,7 @@ import pytest
 import cloudjob
 from cloudjob.errors import BackendError, SpecError, StoreError
 from cloudjob.model.text import why_failed
+from tests.support.homes import make_used_home
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ def test_an_entry_that_ends_without_a_message_is_reported(
     (tmp_path / "bin" / "mpirun").chmod(0o700)
     (tmp_path / "train.py").write_text("")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    make_used_home(tmp_path / "home")
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     spec = cloudjob.JobSpec(script="train.py", source=str(tmp_path), launcher="mpirun")
 
@@ -42,6 +44,7 @@ def test_a_job_without_servers_sends_no_certificates(
     """Its nodes connect to none, so a bundle that cannot be read stops only a job that has some."""
     (tmp_path / "train.py").write_text("")
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing.pem"))
+    make_used_home(tmp_path / "home")
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     spec = cloudjob.JobSpec(script="train.py", source=str(tmp_path), launcher="python")
 

@@ -12,6 +12,7 @@ from cloudjob.model.job import JobSpec
 from cloudjob.submission import checks, script_check
 from cloudjob.submission.script_check import read
 from cloudjob.submission.scripts import Files
+from tests.support.homes import make_used_home
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({})\n"
 MENTIONED = [
@@ -70,6 +71,7 @@ def test_an_option_of_submit_after_the_script_is_warned_of(
     arguments: list[str],
     warning: str,
 ):
+    make_used_home(tmp_path / "home")
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     (tmp_path / "source").mkdir()
     monkeypatch.chdir(tmp_path / "source")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.package.revision import of_source
+from tests.support.homes import make_used_home
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -60,6 +61,8 @@ def test_a_repository_runs_no_program_of_its_choice(repository: Path, tmp_path: 
 
 
 def test_status_shows_the_commit(repository: Path, tmp_path: Path):
+    make_used_home(tmp_path / "home")
+
     def cloudjob(*arguments: str) -> str:
         return subprocess.run(
             [sys.executable, "-m", "cloudjob.cli", *arguments],

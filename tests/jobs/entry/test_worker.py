@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.heads import Head
 
-ENTRYPOINTS = Path(__file__).parents[4] / "entrypoints"
+ENTRYPOINTS = Path(__file__).parents[3] / "entrypoints"
 WORKER = """\
 import json, sys
 from jobentry.control import handshake

@@ -14,12 +14,14 @@ import cloudjob
 from cloudjob.console import screenshot
 from cloudjob.console.report import render
 from cloudjob.errors import UsageError
+from tests.support.homes import make_used_home
 from tests.support.polling import poll
 
 HOSTILE = "</pre></script><script>window.hacked=1</script>{{ 7 * 7 }}"
 
 
 def test_output_of_a_job_cannot_inject_html_into_the_report(tmp_path: Path, monkeypatch):
+    make_used_home(tmp_path / "home")
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     (tmp_path / "train.py").write_text(f"print({HOSTILE!r})\nraise SystemExit({HOSTILE!r})\n")
     job = cloudjob.submit("train.py", source=tmp_path, env={"NAME": HOSTILE})
@@ -35,6 +37,7 @@ def test_output_of_a_job_cannot_inject_html_into_the_report(tmp_path: Path, monk
 def test_the_report_has_the_stacks_of_a_crash_and_the_hint_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    make_used_home(tmp_path / "home")
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DATA_DIR", "/the/value")
     source = tmp_path / "source"

@@ -40,6 +40,7 @@ from jobentry.contract import exits, journal, manifest, packages
 from jobentry.contract.paths import JobPaths
 from jobentry.contract.stored_log import Chunk
 from tests.support.fake_kube_api import NAMESPACE, FakeApi
+from tests.support.homes import make_used_home
 from tests.support.servers import Server, client_environ
 
 JOB = "docs"
@@ -62,6 +63,8 @@ def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str) -> 
     (project / "train.py").write_text("print(1)\n")
     monkeypatch.chdir(project)
     monkeypatch.setenv("HOME", str(tmp_path / "reader"))
+    (tmp_path / "reader").mkdir(exist_ok=True)
+    make_used_home(tmp_path / "reader" / "cloudjob")
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "reader" / "cloudjob"))
     for name, value in {
         "HUAWEICLOUD_SDK_AK": "reader-access-key",

@@ -120,7 +120,7 @@ def test_output_that_does_not_fit_on_the_disk_is_still_shown(tmp_path: Path):
 import os, resource, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from tests.unit.jobentry.node.test_rank_output import Ranks
+from tests.jobs.entry.test_rank_output import Ranks
 ranks = Ranks(Path(sys.argv[1]))
 # The stream must not be limited.
 os.dup2(1, ranks.relay._descriptor)
@@ -132,7 +132,7 @@ os.close(end)
 ranks.output.finish()
 ranks.relay.finish()
 """
-    root = Path(__file__).parents[4]
+    root = Path(__file__).parents[3]
     argv = [sys.executable, "-c", text, str(tmp_path), str(root), *sys.path]
     done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=60, check=True)
 

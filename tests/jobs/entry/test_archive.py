@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-BOOT = Path(__file__).parents[4] / "entrypoints" / "boot.sh"
+BOOT = Path(__file__).parents[3] / "entrypoints" / "boot.sh"
 
 
 def _run(*argv: str | Path) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ from cloudjob.cli import main
 from cloudjob.home.records import Records
 from cloudjob.store import open_store
 from cloudjob.tracking import descriptions
+from tests.support.homes import make_used_home
 from tests.support.servers import Server, client_environ
 
 LIMIT_S = 120.0
@@ -46,6 +47,8 @@ def submit(tmp_path: Path, go: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     (source / "train.py").write_text(TRAIN)
     monkeypatch.chdir(source)
     monkeypatch.setenv("TOKEN", "hunter2")
+
+    make_used_home(tmp_path / "ci")
 
     def run(store: str, **options: Any) -> cloudjob.Job:
         monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "ci"))
