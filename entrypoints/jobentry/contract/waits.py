@@ -25,6 +25,8 @@ _STOPPED = {
     "t": "stopped by a debugger",
     "Z": "ended, but its parent has not noticed",
 }
+# Functions of the kernel in which a thread waits whose control group is frozen (version 2, and 1).
+_FROZEN = ("freezer", "refrigerator")
 # Calls in which a rank waits for others: the file of the innermost call, or its line of source.
 _WAITING_FILES = re.compile(
     r"(^|/)(torch/distributed/distributed_c10d|horovod/\w+/(mpi_ops|functions)"
@@ -76,7 +78,9 @@ _KERNEL_CALLS = (
     ("poll_schedule", Wait.EVENTS, "waiting for events"),
     ("do_select", Wait.EVENTS, "waiting for events"),
     ("do_wait", Wait.CHILD, "waiting for a child process"),
-    ("wait_woken", Wait.NETWORK, "waiting for data"),
+    ("locks_lock", Wait.FILE, "waiting for a lock on a file"),
+    ("setlk", Wait.FILE, "waiting for a lock on a file"),
+    ("wait_woken", Wait.NETWORK, "waiting for data or a connection"),
     ("skb_wait", Wait.NETWORK, "waiting for data of a socket"),
     ("inet_csk_accept", Wait.NETWORK, "waiting for a connection"),
     ("inet_stream_connect", Wait.NETWORK, "connecting to another machine"),
@@ -125,6 +129,8 @@ def cause_of(thread: ThreadStack) -> Cause:
     """Return what a thread waits for."""
     if thread.state in _STOPPED:
         return Cause(Wait.STOPPED, _STOPPED[thread.state])
+    if any(name in thread.waits_in for name in _FROZEN):
+        return Cause(Wait.STOPPED, "frozen with its control group")
     # A rank that waits for others may spin or sleep, from one moment to the next.
     polling = _polling_cause(thread)
     if polling is not None:

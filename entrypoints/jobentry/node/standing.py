@@ -107,6 +107,7 @@ class _Rank:
         failures: How often in a row that could not be read.
         since_s: Since when it is at this place, on the monotonic clock.
         stack: Its calls with names, once it has been there for long.
+        child: The process that counts because the program waits for it, in words; else empty.
         loader: What a process does that loads its data, in words; empty if none is known.
         is_launcher: Whether it only waits for the programs that it has started.
     """
@@ -114,6 +115,7 @@ class _Rank:
     def __init__(self, sources: Sources) -> None:
         self.shares = RankShares(sources)
         self.target: MainThread | None = None
+        self.child = ""
         self.program = self.failures = 0
         self.last = _NOTHING
         self.retry_at_s = 0.0
@@ -131,6 +133,7 @@ class _Rank:
         if self.target is not None:
             self.target.close()
         self.target = None
+        self.child = ""
         self.last = _NOTHING
 
 
@@ -392,8 +395,11 @@ class StandingRanks:
         with contextlib.suppress(UnreadableError):
             if child:
                 target = MainThread(child)
+                place = None if rank.is_launcher else place_of(thread.frames)
                 rank.forget()
                 rank.target = target
+                if place is not None:
+                    rank.child = f"process {child}, for which {_where(place)} waits"
                 rank.restart(now_s)
 
     def _loader_of(self, process: int) -> str:
@@ -403,8 +409,7 @@ class StandingRanks:
             for thread in found[0] if found else ():
                 place = place_in_child(thread.frames)
                 if place is not None:
-                    where = f"{place.function}() at {place.file}:{place.line}"
-                    return f"its process {child} is in {where}, {cause_of(thread).text}"
+                    return f"its process {child} is in {_where(place)}, {cause_of(thread).text}"
         return ""
 
     def _native_calls(self, process: int) -> tuple[NativeCall, ...]:
@@ -479,7 +484,7 @@ class StandingRanks:
             self._node,
             _activity(cause, used),
             cause.wait,
-            "; ".join(filter(None, (cause.text, rank.loader))),
+            "; ".join(filter(None, (cause.text, rank.child, rank.loader))),
             place_of(thread.frames) or Frame("", 0, ""),
             operation(thread.frames),
             still_s,
@@ -543,6 +548,10 @@ def _used(usage: Sequence[_Usage], least_s: float) -> _Usage | None:
         max(0, last.moved_bytes - first.moved_bytes),
         max(0, last.wakes - first.wakes),
     )
+
+
+def _where(place: Frame) -> str:
+    return f"{place.function}() at {place.file}:{place.line}"
 
 
 def _key(stack: ThreadStack) -> object:

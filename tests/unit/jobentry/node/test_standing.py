@@ -113,6 +113,10 @@ STUCK = {
     "import socket, urllib.request\n"
     "server = socket.create_server(('127.0.0.1', 0))\n"
     "urllib.request.urlopen('http://127.0.0.1:%d' % server.getsockname()[1])": "waiting for data",
+    "import fcntl, os\n"
+    "files = open('lock', 'w'), open('lock', 'w')\n"
+    "fcntl.flock(files[0], fcntl.LOCK_EX)\n"
+    "fcntl.flock(files[1], fcntl.LOCK_EX)": "waiting for a lock on a file",
 }
 
 
@@ -211,6 +215,9 @@ def test_the_program_that_a_shell_or_a_launcher_has_started_counts(node: Node):
     found = node.await_all(0, 1)
 
     assert [found[rank].place.function for rank in (0, 1)] == ["inner", "inner"]
+    assert found[0].does == "sleeping"
+    waits = r"sleeping; process \d+, for which <module>\(\) at job1\.py:2 waits"
+    assert re.fullmatch(waits, found[1].does), found[1]
 
 
 def test_a_program_that_is_no_python_is_not_reported(node: Node, until: Callable[..., None]):
