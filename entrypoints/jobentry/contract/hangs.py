@@ -69,7 +69,7 @@ class Standing(NamedTuple):
 
     Args:
         does: What it does, in words.
-        place: The innermost call in the job's own code; its file is empty if it is not known.
+        place: The innermost call in the job's own code; its file is empty after the end of the script.
         operation: The call in which it waits for others; empty if it does not.
         still_s: How long it has been there.
         longest_s: The longest that a rank of this node has been there, and left again.
@@ -103,7 +103,7 @@ class Group(NamedTuple):
     Args:
         ranks: In order, with their nodes.
         does: What they do, in words.
-        place: The innermost call in the job's own code; its file is empty if it is not known.
+        place: The innermost call in the job's own code; its file is empty after the end of the script.
         operation: The call in which they wait for others; empty if they do not.
         cpu_percent: The most that one of them uses.
     """
@@ -347,7 +347,7 @@ def _located_and_does(group: Group) -> str:
 def _located(group: Group) -> str:
     """Return the place of a group: ``in load() at data.py:17``, or the call that waits there."""
     if not group.place.file:
-        return "at an unknown place"
+        return f"in {group.operation or 'C code'} after its script"
     function = group.place.function
     call = group.operation or ("" if function == _MODULE else f"{function}()")
     return f"{f'in {call} ' if call else ''}at {group.place.file}:{group.place.line}"

@@ -99,7 +99,8 @@ _NATIVE_CALLS = (
     (r"c10d::Reducer::finalize_backward", Wait.RANKS),
     (r"P?MPI_(I?[Bb]arrier|I?[Bb]cast|\w*[Aa]ll\w+|I?[Rr]educe\w*|Reduce\w*|I?[Gg]ather\w*"
      r"|I?[Ss]catter\w*|I?(Ex)?[Ss]can|[SRB]?[Ss]end|Recv|Mrecv|Sendrecv\w*|M?[Pp]robe|Wait\w*"
-     r"|Win_(fence|wait|lock\w*|unlock\w*|complete)|Finalize|Comm_(dup|split|create)\w*)",
+     r"|Win_(fence|wait|lock\w*|unlock\w*|complete)|Finalize|Comm_(dup|split|create)\w*"
+     r"|File_(open|close|set_\w+|\w+_(all|ordered)(_end)?))",
      Wait.RANKS),
     (r"(gloo|c10d|horovod)::.*([Ww]ait|[Bb]arrier|[Rr]educe|[Gg]ather|[Bb]roadcast)\w*",
      Wait.RANKS),
@@ -107,6 +108,7 @@ _NATIVE_CALLS = (
      r"Synchronize\w*", Wait.DEVICE),
 )  # fmt: skip
 _NATIVE_WAITS = tuple((re.compile(pattern), wait) for pattern, wait in _NATIVE_CALLS)
+_FINALIZE = re.compile(r"P?MPI_Finalize")
 _WORDS = {
     Wait.START: "waiting for other ranks to start",
     Wait.RANKS: "waiting for other ranks",
@@ -193,6 +195,13 @@ def operation(frames: Sequence[Frame]) -> str:
         return _plain(frames[0].function)
     match = _WAITING_CALL.search(frames[0].source)
     return _plain(match["collective"] or match["other"]) if match else ""
+
+
+def operation_of(thread: ThreadStack) -> str:
+    """Return the call in which a rank waits for others; ``finalize`` at the end of its program."""
+    has_finalize = any(_FINALIZE.fullmatch(call.function) for call in thread.native)
+    is_ending = not thread.frames and has_finalize
+    return "finalize" if is_ending else operation(thread.frames)
 
 
 def wait_in_libraries(frames: Sequence[Frame]) -> Wait | None:

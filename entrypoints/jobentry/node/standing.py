@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import math
+import os
 import re
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from jobentry.contract.waits import (
     cause_of,
     is_own,
     operation,
+    operation_of,
     place_in_child,
     place_of,
 )
@@ -381,9 +383,9 @@ class StandingRanks:
         assert rank.target is not None
         found = stacks_of(rank.target.process, with_threads=False)
         thread = next(iter(found[0]), None) if found else None
-        if thread is None or not thread.frames or thread.thread != rank.target.process:
+        if thread is None or thread.thread != rank.target.process:
             return
-        if cause_of(thread).wait in _UNCLEAR:
+        if not thread.frames or cause_of(thread).wait in _UNCLEAR:
             thread = thread._replace(native=self._native_calls(thread.thread))
         rank.stack = thread
         rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
@@ -486,7 +488,7 @@ class StandingRanks:
             cause.wait,
             "; ".join(filter(None, (cause.text, rank.child, rank.loader))),
             place_of(thread.frames) or Frame("", 0, ""),
-            operation(thread.frames),
+            operation_of(thread),
             still_s,
             self._longest_s.get(_key(thread), 0.0),
             round(100 * used.ticks * TICK_S / used.at_s),
@@ -497,7 +499,9 @@ class StandingRanks:
 
 def _has_moved(target: MainThread, look: Look, last: Look) -> bool:
     """Whether a thread has gone on since the last look."""
-    if not look.calls or not target.is_at_same_line(look.calls, last.calls):
+    if not (look.calls or last.calls):
+        return not _runs_interpreter(target.process)
+    if not target.is_at_same_line(look.calls, last.calls):
         return True
     if look.values == last.values:
         return False
@@ -508,6 +512,16 @@ def _has_moved(target: MainThread, look: Look, last: Look) -> bool:
     except UnreadableError:
         return True
     return is_own(innermost) or bool(operation([innermost]))
+
+
+def _runs_interpreter(process: int) -> bool:
+    """Whether a process without Python calls has left its script; others call Python now and then.
+
+    It may still have work at its exit, such as ``MPI_Finalize``.
+    """
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink("/proc/%d/exe" % process)).startswith("python")
+    return False
 
 
 def _computes(device: Device) -> bool:
@@ -556,7 +570,7 @@ def _where(place: Frame) -> str:
 
 def _key(stack: ThreadStack) -> object:
     place = place_of(stack.frames)
-    return place[:3] if place else (), stack.frames[0][:3]
+    return place[:3] if place else (), tuple(frame[:3] for frame in stack.frames[:1])
 
 
 def _only(processes: Sequence[int]) -> int:

@@ -82,6 +82,15 @@ class Node:
             wrapper.wait()
 
 
+def build(folder: Path, source: str) -> str:
+    """Return the path of a library with this C code."""
+    path = folder / "solver.so"
+    (folder / "solver.c").write_text(source)
+    command = ["cc", "-O1", "-fPIC", "-shared", "-fno-optimize-sibling-calls", "-o", str(path)]
+    subprocess.run([*command, str(folder / "solver.c")], check=True, timeout=60)
+    return str(path)
+
+
 @pytest.fixture
 def node(tmp_path: Path, until: Callable[..., None]) -> Iterator[Node]:
     found = Node(tmp_path, until)
@@ -153,19 +162,37 @@ def test_what_a_rank_does_tells_one_that_computes_from_one_that_waits(node: Node
 
 def test_a_rank_that_waits_for_others_in_c_code_waits_also_if_it_spins(node: Node):
     """Only its C functions show that it waits: no line of Python says so."""
-    library = node.folder / "solver.so"
-    source = "volatile int n; int MPI_Barrier(void) { for (;;) n++; }\n"
-    source += "int solve(void) { return MPI_Barrier() + n; }\n"
-    (node.folder / "solver.c").write_text(source)
-    command = ["cc", "-O1", "-fPIC", "-shared", "-fno-optimize-sibling-calls", "-o", str(library)]
-    subprocess.run([*command, str(node.folder / "solver.c")], check=True, timeout=60)
-    process = node.start_python(0, f"import ctypes\nctypes.CDLL({str(library)!r}).solve()\n")
+    library = build(
+        node.folder,
+        "volatile int n; int MPI_Barrier(void) { for (;;) n++; }\n"
+        "int solve(void) { return MPI_Barrier() + n; }\n",
+    )
+    process = node.start_python(0, f"import ctypes\nctypes.CDLL({library!r}).solve()\n")
 
     found = node.await_all(0)[0]
 
     assert (found.activity, found.wait) == (Activity.WAITING, Wait.RANKS)
     assert found.does == "waiting for other ranks (MPI_Barrier)"
     assert linux.stat(process)[0] == b"R", "it goes on"
+
+
+def test_a_rank_that_has_left_its_script_is_reported_with_the_call_in_which_it_waits(node: Node):
+    """As with mpi4py, which calls MPI_Finalize when Python is at its end and runs no calls."""
+    library = build(
+        node.folder,
+        "volatile int n; int MPI_Finalize(void) { for (;;) n++; }\n"
+        "void at_exit(void) { n = MPI_Finalize() + n; }\n",
+    )
+    node.start_python(
+        0,
+        f"import ctypes\nlibrary = ctypes.CDLL({library!r})\n"
+        "ctypes.pythonapi.Py_AtExit(library.at_exit)\n",
+    )
+
+    found = node.await_all(0)[0]
+
+    assert (found.activity, found.wait) == (Activity.WAITING, Wait.RANKS)
+    assert (found.place.file, found.operation) == ("", "finalize")
 
 
 def test_a_rank_that_moves_is_not_reported(node: Node, until: Callable[..., None]):
