@@ -69,7 +69,7 @@ class Standing(NamedTuple):
 
     Args:
         does: What it does, in words.
-        place: The innermost call in the job's own code; its file is empty after the end of the script.
+        place: The innermost call in the job's own code; its file is empty after its script.
         operation: The call in which it waits for others; empty if it does not.
         still_s: How long it has been there.
         longest_s: The longest that a rank of this node has been there, and left again.
@@ -103,7 +103,7 @@ class Group(NamedTuple):
     Args:
         ranks: In order, with their nodes.
         does: What they do, in words.
-        place: The innermost call in the job's own code; its file is empty after the end of the script.
+        place: The innermost call in the job's own code; its file is empty after its script.
         operation: The call in which they wait for others; empty if they do not.
         cpu_percent: The most that one of them uses.
     """

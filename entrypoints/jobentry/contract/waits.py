@@ -95,6 +95,7 @@ _KERNEL_CALLS = (
 _NATIVE_CALLS = (
     (r"P?MPI_(Init|Comm_connect|Comm_accept)\w*", Wait.START),
     (r"c10d::\w*Store::(wait|get|check|doWait)\w*", Wait.START),
+    (r"ompi_mpi_finalize", Wait.RANKS),
     # DistributedDataParallel waits at the end of backward().
     (r"c10d::Reducer::finalize_backward", Wait.RANKS),
     (r"P?MPI_(I?[Bb]arrier|I?[Bb]cast|\w*[Aa]ll\w+|I?[Rr]educe\w*|Reduce\w*|I?[Gg]ather\w*"
@@ -108,7 +109,8 @@ _NATIVE_CALLS = (
      r"Synchronize\w*", Wait.DEVICE),
 )  # fmt: skip
 _NATIVE_WAITS = tuple((re.compile(pattern), wait) for pattern, wait in _NATIVE_CALLS)
-_FINALIZE = re.compile(r"P?MPI_Finalize")
+# What MPI_Finalize of Open MPI goes on to is the other name.
+_FINALIZE = re.compile(r"P?MPI_Finalize|ompi_mpi_finalize")
 _WORDS = {
     Wait.START: "waiting for other ranks to start",
     Wait.RANKS: "waiting for other ranks",

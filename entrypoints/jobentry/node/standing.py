@@ -32,7 +32,7 @@ from jobentry.contract.waits import (
     place_in_child,
     place_of,
 )
-from jobentry.node import collectives
+from jobentry.node import collectives, connections
 from jobentry.node.collectives import Launched
 from jobentry.node.rank_stacks import stacks_of, state_of
 from jobentry.node.rank_usage import TICK_S, RankProcesses
@@ -110,6 +110,7 @@ class _Rank:
         since_s: Since when it is at this place, on the monotonic clock.
         stack: Its calls with names, once it has been there for long.
         child: The process that counts because the program waits for it, in words; else empty.
+        carried: The bytes that its connections have carried while they were measured.
         loader: What a process does that loads its data, in words; empty if none is known.
         is_launcher: Whether it only waits for the programs that it has started.
     """
@@ -118,7 +119,7 @@ class _Rank:
         self.shares = RankShares(sources)
         self.target: MainThread | None = None
         self.child = ""
-        self.program = self.failures = 0
+        self.program = self.failures = self.carried = 0
         self.last = _NOTHING
         self.retry_at_s = 0.0
         self.retry_s = 0.0
@@ -199,6 +200,8 @@ class StandingRanks:
         self._native = NativeStacks()
         self._once_s = 0.0
         self._usage_at_s = 0.0
+        # What each connection of this node has carried.
+        self._carried: dict[int, int] = {}
         self._reported_at_s = 0.0
         self._reported: list[object] = []
 
@@ -355,8 +358,15 @@ class StandingRanks:
         if old and now_s - self._usage_at_s >= self._scaled(_USAGE_PERIOD_S):
             self._usage_at_s = now_s
             members = self._processes.members()
+            before, self._carried = self._carried, connections.carried()
             for number, rank in old.items():
-                self._note_usage(rank, members.get(number, {}), now_s)
+                own = members.get(number, {})
+                sockets = {inode for process in own for inode in connections.inodes(process)}
+                rank.carried += sum(
+                    self._carried[each] - before.get(each, 0)
+                    for each in sockets & set(self._carried)
+                )
+                self._note_usage(rank, own, now_s)
         for rank in old.values():
             if rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
                 self._name(rank, now_s)
@@ -371,7 +381,7 @@ class StandingRanks:
             _Usage(
                 now_s,
                 sum(process.ticks for process in members.values()),
-                sum(map(_moved_bytes, members)),
+                sum(map(_moved_bytes, members)) + rank.carried,
                 _wakes(rank.target.process),
             )
         )
@@ -587,7 +597,7 @@ def _is_helper(process: int) -> bool:
 
 
 def _moved_bytes(process: int) -> int:
-    """Return how much a process has read and written, from files and pipes."""
+    """Return how much a process has read and written, but for ``recv`` and ``send``."""
     try:
         return sum(map(int, _MOVED.findall(linux.read(process, "io"))))
     except OSError:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,6 +161,32 @@ def test_what_a_rank_does_tells_one_that_computes_from_one_that_waits(node: Node
         3: (Activity.WAITING, Wait.RANKS),
     }
     assert found[3].operation == "barrier"
+
+
+def test_a_rank_whose_thread_downloads_is_busy(node: Node):
+    """It receives with ``recv``, which /proc/PID/io does not count."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node.start_python(
+            0,
+            "import socket, threading\n"
+            f"stream = socket.create_connection({server.getsockname()})\n"
+            "def download():\n    while stream.recv(4096): pass\n"
+            "threading.Thread(target=download).start()\n"
+            "lock = threading.Lock()\nlock.acquire()\nlock.acquire()\n",
+        )
+        stream, _ = server.accept()
+    with stream, concurrent.futures.ThreadPoolExecutor() as pool:
+        ended = threading.Event()
+        pool.submit(
+            lambda: [stream.sendall(bytes(5000)) for _ in iter(lambda: ended.wait(0.02), True)]
+        )
+        try:
+            found = node.await_all(0)[0]
+        finally:
+            ended.set()
+
+    assert found.moved_bytes_s >= 100_000
+    assert found.activity is Activity.BUSY
 
 
 def test_a_rank_that_waits_for_others_in_c_code_waits_also_if_it_spins(node: Node):
