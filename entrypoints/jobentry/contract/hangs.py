@@ -14,6 +14,8 @@ from jobentry.contract.stacks import Frame, Wait
 
 # Limits for reading: characters of a text, and groups of a hang.
 _TEXT_LIMIT, _GROUPS_LIMIT = 300, 16
+# How many ranks a report of Horovod may name, and how many tensors of each.
+MOST_LATE, _MOST_NAMES = 256, 16
 _MOST_GROUPS = 4
 # The function of code outside functions.
 _MODULE = "<module>"
@@ -64,6 +66,13 @@ class Progress(Enum):
     BOTH = "both"
 
 
+class Late(NamedTuple):
+    """A rank that has not launched what others have, as a library of another rank says."""
+
+    rank: int
+    names: tuple[str, ...]
+
+
 class Standing(NamedTuple):
     """A rank whose main thread has been at one place for long, as its node reports to the head.
 
@@ -78,6 +87,7 @@ class Standing(NamedTuple):
         quiet_s: How long it has printed nothing.
         computes: Whether a device of its node computes; None if that is not known.
         missing: The collective that others have launched and it has not; empty if none is known.
+        late: What its library says about other ranks.
     """
 
     rank: int
@@ -95,6 +105,7 @@ class Standing(NamedTuple):
     computes: bool | None = None
     progress: Progress = Progress.UNKNOWN
     missing: str = ""
+    late: tuple[Late, ...] = ()
 
 
 class Group(NamedTuple):
@@ -204,9 +215,8 @@ def from_row(row: Any) -> Standing:
         ValueError: They have another form.
         TypeError: They have another form.
     """
-    rank, node, activity, wait, does, place, operation, *numbers_of, computes, progress, missing = (
-        row
-    )
+    rank, node, activity, wait, does, place, operation, *others = row
+    *numbers_of, computes, progress, missing, late = others
     still_s, longest_s, cpu_percent, moved_bytes_s, quiet_s = map(finite, numbers_of)
     file, line, function, source = place
     return Standing(
@@ -225,6 +235,10 @@ def from_row(row: Any) -> Standing:
         None if computes is None else bool(computes),
         Progress(progress),
         shortened(missing),
+        tuple(
+            Late(whole(other), tuple(map(shortened, names[:_MOST_NAMES])))
+            for other, names in late[:MOST_LATE]
+        ),
     )
 
 

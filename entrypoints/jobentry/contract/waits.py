@@ -109,8 +109,13 @@ _NATIVE_CALLS = (
      r"Synchronize\w*", Wait.DEVICE),
 )  # fmt: skip
 _NATIVE_WAITS = tuple((re.compile(pattern), wait) for pattern, wait in _NATIVE_CALLS)
-# What MPI_Finalize of Open MPI goes on to is the other name.
-_FINALIZE = re.compile(r"P?MPI_Finalize|ompi_mpi_finalize")
+# Native functions that tell in which operation a rank waits, where no line of Python does.
+_NATIVE_OPERATIONS = {
+    "MPI_Finalize": "finalize",
+    "PMPI_Finalize": "finalize",
+    "ompi_mpi_finalize": "finalize",  # what Open MPI goes on to
+    "c10d::Reducer::finalize_backward": "backward",
+}
 _WORDS = {
     Wait.START: "waiting for other ranks to start",
     Wait.RANKS: "waiting for other ranks",
@@ -200,10 +205,9 @@ def operation(frames: Sequence[Frame]) -> str:
 
 
 def operation_of(thread: ThreadStack) -> str:
-    """Return the call in which a rank waits for others; ``finalize`` at the end of its program."""
-    has_finalize = any(_FINALIZE.fullmatch(call.function) for call in thread.native)
-    is_ending = not thread.frames and has_finalize
-    return "finalize" if is_ending else operation(thread.frames)
+    """Return the call in which a rank waits for others, also if only its native calls tell."""
+    names = (_NATIVE_OPERATIONS.get(call.function, "") for call in thread.native)
+    return operation(thread.frames) or next(filter(None, names), "")
 
 
 def wait_in_libraries(frames: Sequence[Frame]) -> Wait | None:

@@ -32,7 +32,7 @@ from jobentry.contract.waits import (
     place_in_child,
     place_of,
 )
-from jobentry.node import collectives, connections
+from jobentry.node import collectives, connections, stall_reports
 from jobentry.node.collectives import Launched
 from jobentry.node.rank_stacks import stacks_of, state_of
 from jobentry.node.rank_usage import TICK_S, RankProcesses
@@ -109,6 +109,7 @@ class _Rank:
         failures: How often in a row that could not be read.
         since_s: Since when it is at this place, on the monotonic clock.
         stack: Its calls with names, once it has been there for long.
+        log_bytes: The size of its log then.
         child: The process that counts because the program waits for it, in words; else empty.
         carried: The bytes that its connections have carried while they were measured.
         loader: What a process does that loads its data, in words; empty if none is known.
@@ -119,7 +120,7 @@ class _Rank:
         self.shares = RankShares(sources)
         self.target: MainThread | None = None
         self.child = ""
-        self.program = self.failures = self.carried = 0
+        self.program = self.failures = self.carried = self.log_bytes = 0
         self.last = _NOTHING
         self.retry_at_s = 0.0
         self.retry_s = 0.0
@@ -182,6 +183,7 @@ class StandingRanks:
         devices: Devices = Devices(),  # noqa: B008 (it cannot change)
     ) -> None:
         self._ranks = ranks
+        self._paths = paths
         self._node = node
         self._on = on
         self._devices = devices
@@ -367,9 +369,9 @@ class StandingRanks:
                     for each in sockets & set(self._carried)
                 )
                 self._note_usage(rank, own, now_s)
-        for rank in old.values():
+        for number, rank in old.items():
             if rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
-                self._name(rank, now_s)
+                self._name(number, rank, now_s)
         linecache.clearcache()
         if not old:
             # Symbols of large libraries take tens of megabytes.
@@ -388,7 +390,7 @@ class StandingRanks:
         while now_s - rank.usage[0].at_s > self._scaled(_WINDOW_S):
             rank.usage.popleft()
 
-    def _name(self, rank: _Rank, now_s: float) -> None:
+    def _name(self, number: int, rank: _Rank, now_s: float) -> None:
         """Read the calls of a rank with their names; go to the program that it waits for."""
         assert rank.target is not None
         found = stacks_of(rank.target.process, with_threads=False)
@@ -397,7 +399,7 @@ class StandingRanks:
             return
         if not thread.frames or cause_of(thread).wait in _UNCLEAR:
             thread = thread._replace(native=self._native_calls(thread.thread))
-        rank.stack = thread
+        rank.stack, rank.log_bytes = thread, stall_reports.size_of(self._paths.rank_log(number))
         rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
         if cause_of(thread).wait is Wait.DATA:
             rank.loader = self._loader_of(thread.thread)
@@ -447,7 +449,7 @@ class StandingRanks:
         ]
         standing = self._compared(standing, now_s)
         # What changes all the time is only sent with the rest.
-        essence: list[object] = [(*each[:7], each.missing) for each in standing]
+        essence: list[object] = [(*each[:7], each.missing, each.late) for each in standing]
         is_due = bool(standing) and now_s - self._reported_at_s >= self._scaled(_REFRESH_S)
         if essence != self._reported or is_due:
             self._reported, self._reported_at_s = essence, now_s
@@ -504,6 +506,7 @@ class StandingRanks:
             round(100 * used.ticks * TICK_S / used.at_s),
             used.moved_bytes / used.at_s,
             self._processes.quiet_s(number),
+            late=stall_reports.late(thread, self._paths.rank_log(number), rank.log_bytes),
         )
 
 

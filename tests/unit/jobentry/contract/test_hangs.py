@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract import hangs
-from jobentry.contract.hangs import Activity, Confidence, Group, Hang, Progress, Rule, Standing
+from jobentry.contract.hangs import (
+    Activity,
+    Confidence,
+    Group,
+    Hang,
+    Late,
+    Progress,
+    Rule,
+    Standing,
+)
 from jobentry.contract.stacks import Frame
 from jobentry.contract.waits import Wait
 
@@ -30,6 +39,7 @@ STANDING = st.builds(
     Standing, WHOLE, WHOLE, st.sampled_from(Activity), st.sampled_from(Wait), TEXT, FRAMES, TEXT,
     SECONDS, SECONDS, WHOLE, SECONDS, SECONDS, st.none() | st.booleans(),
     st.sampled_from(Progress), TEXT,
+    st.lists(st.builds(Late, WHOLE, st.lists(TEXT, max_size=3).map(tuple)), max_size=3).map(tuple),
 )  # fmt: skip
 
 
