@@ -112,6 +112,10 @@ ALL_WAIT = {
         "comm.Barrier()\nif rank % 2:\n    comm.Barrier()\nelse:\n    comm.allreduce(1)",
         "deadlock: ranks 0,2 in allreduce at job.py:",
     ),
+    "one has left its script, and waits in MPI_Finalize": (
+        "comm.Barrier()\nif rank == 2:\n    sys.exit(0)\ncomm.Barrier()",
+        "deadlock: rank 2 on node 1 in finalize after its script, ranks 0-1,3 in barrier at job.py",
+    ),
     "each waits for a message of the other, or sends it a large one first": (
         "if rank < 2:\n    comm.recv(source=rank ^ 1)\n"
         "else:\n    comm.Send(bytearray(10_000_000), dest=rank ^ 1)",

@@ -14,6 +14,8 @@ from jobentry.contract.stacks import Frame, Wait
 
 # Limits for reading: characters of a text, and groups of a hang.
 _TEXT_LIMIT, _GROUPS_LIMIT = 300, 16
+# How many ranks a report of Horovod may name, and how many tensors of each.
+MOST_LATE, _MOST_NAMES = 256, 16
 _MOST_GROUPS = 4
 # The function of code outside functions.
 _MODULE = "<module>"
@@ -64,12 +66,19 @@ class Progress(Enum):
     BOTH = "both"
 
 
+class Late(NamedTuple):
+    """A rank that has not launched what others have, as a library of another rank says."""
+
+    rank: int
+    names: tuple[str, ...]
+
+
 class Standing(NamedTuple):
     """A rank whose main thread has been at one place for long, as its node reports to the head.
 
     Args:
         does: What it does, in words.
-        place: The innermost call in the job's own code; its file is empty if it is not known.
+        place: The innermost call in the job's own code; its file is empty after its script.
         operation: The call in which it waits for others; empty if it does not.
         still_s: How long it has been there.
         longest_s: The longest that a rank of this node has been there, and left again.
@@ -78,6 +87,7 @@ class Standing(NamedTuple):
         quiet_s: How long it has printed nothing.
         computes: Whether a device of its node computes; None if that is not known.
         missing: The collective that others have launched and it has not; empty if none is known.
+        late: What its library says about other ranks.
     """
 
     rank: int
@@ -95,6 +105,7 @@ class Standing(NamedTuple):
     computes: bool | None = None
     progress: Progress = Progress.UNKNOWN
     missing: str = ""
+    late: tuple[Late, ...] = ()
 
 
 class Group(NamedTuple):
@@ -103,7 +114,7 @@ class Group(NamedTuple):
     Args:
         ranks: In order, with their nodes.
         does: What they do, in words.
-        place: The innermost call in the job's own code; its file is empty if it is not known.
+        place: The innermost call in the job's own code; its file is empty after its script.
         operation: The call in which they wait for others; empty if they do not.
         cpu_percent: The most that one of them uses.
     """
@@ -204,9 +215,8 @@ def from_row(row: Any) -> Standing:
         ValueError: They have another form.
         TypeError: They have another form.
     """
-    rank, node, activity, wait, does, place, operation, *numbers_of, computes, progress, missing = (
-        row
-    )
+    rank, node, activity, wait, does, place, operation, *others = row
+    *numbers_of, computes, progress, missing, late = others
     still_s, longest_s, cpu_percent, moved_bytes_s, quiet_s = map(finite, numbers_of)
     file, line, function, source = place
     return Standing(
@@ -225,6 +235,10 @@ def from_row(row: Any) -> Standing:
         None if computes is None else bool(computes),
         Progress(progress),
         shortened(missing),
+        tuple(
+            Late(whole(other), tuple(map(shortened, names[:_MOST_NAMES])))
+            for other, names in late[:MOST_LATE]
+        ),
     )
 
 
@@ -347,7 +361,7 @@ def _located_and_does(group: Group) -> str:
 def _located(group: Group) -> str:
     """Return the place of a group: ``in load() at data.py:17``, or the call that waits there."""
     if not group.place.file:
-        return "at an unknown place"
+        return f"in {group.operation or 'C code'} after its script"
     function = group.place.function
     call = group.operation or ("" if function == _MODULE else f"{function}()")
     return f"{f'in {call} ' if call else ''}at {group.place.file}:{group.place.line}"

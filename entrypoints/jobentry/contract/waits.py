@@ -25,6 +25,8 @@ _STOPPED = {
     "t": "stopped by a debugger",
     "Z": "ended, but its parent has not noticed",
 }
+# Functions of the kernel in which a thread waits whose control group is frozen (version 2, and 1).
+_FROZEN = ("freezer", "refrigerator")
 # Calls in which a rank waits for others: the file of the innermost call, or its line of source.
 _WAITING_FILES = re.compile(
     r"(^|/)(torch/distributed/distributed_c10d|horovod/\w+/(mpi_ops|functions)"
@@ -76,7 +78,9 @@ _KERNEL_CALLS = (
     ("poll_schedule", Wait.EVENTS, "waiting for events"),
     ("do_select", Wait.EVENTS, "waiting for events"),
     ("do_wait", Wait.CHILD, "waiting for a child process"),
-    ("wait_woken", Wait.NETWORK, "waiting for data"),
+    ("locks_lock", Wait.FILE, "waiting for a lock on a file"),
+    ("setlk", Wait.FILE, "waiting for a lock on a file"),
+    ("wait_woken", Wait.NETWORK, "waiting for data or a connection"),
     ("skb_wait", Wait.NETWORK, "waiting for data of a socket"),
     ("inet_csk_accept", Wait.NETWORK, "waiting for a connection"),
     ("inet_stream_connect", Wait.NETWORK, "connecting to another machine"),
@@ -91,11 +95,13 @@ _KERNEL_CALLS = (
 _NATIVE_CALLS = (
     (r"P?MPI_(Init|Comm_connect|Comm_accept)\w*", Wait.START),
     (r"c10d::\w*Store::(wait|get|check|doWait)\w*", Wait.START),
+    (r"ompi_mpi_finalize", Wait.RANKS),
     # DistributedDataParallel waits at the end of backward().
     (r"c10d::Reducer::finalize_backward", Wait.RANKS),
     (r"P?MPI_(I?[Bb]arrier|I?[Bb]cast|\w*[Aa]ll\w+|I?[Rr]educe\w*|Reduce\w*|I?[Gg]ather\w*"
      r"|I?[Ss]catter\w*|I?(Ex)?[Ss]can|[SRB]?[Ss]end|Recv|Mrecv|Sendrecv\w*|M?[Pp]robe|Wait\w*"
-     r"|Win_(fence|wait|lock\w*|unlock\w*|complete)|Finalize|Comm_(dup|split|create)\w*)",
+     r"|Win_(fence|wait|lock\w*|unlock\w*|complete)|Finalize|Comm_(dup|split|create)\w*"
+     r"|File_(open|close|set_\w+|\w+_(all|ordered)(_end)?))",
      Wait.RANKS),
     (r"(gloo|c10d|horovod)::.*([Ww]ait|[Bb]arrier|[Rr]educe|[Gg]ather|[Bb]roadcast)\w*",
      Wait.RANKS),
@@ -103,6 +109,13 @@ _NATIVE_CALLS = (
      r"Synchronize\w*", Wait.DEVICE),
 )  # fmt: skip
 _NATIVE_WAITS = tuple((re.compile(pattern), wait) for pattern, wait in _NATIVE_CALLS)
+# Native functions that tell in which operation a rank waits, where no line of Python does.
+_NATIVE_OPERATIONS = {
+    "MPI_Finalize": "finalize",
+    "PMPI_Finalize": "finalize",
+    "ompi_mpi_finalize": "finalize",  # what Open MPI goes on to
+    "c10d::Reducer::finalize_backward": "backward",
+}
 _WORDS = {
     Wait.START: "waiting for other ranks to start",
     Wait.RANKS: "waiting for other ranks",
@@ -125,6 +138,8 @@ def cause_of(thread: ThreadStack) -> Cause:
     """Return what a thread waits for."""
     if thread.state in _STOPPED:
         return Cause(Wait.STOPPED, _STOPPED[thread.state])
+    if any(name in thread.waits_in for name in _FROZEN):
+        return Cause(Wait.STOPPED, "frozen with its control group")
     # A rank that waits for others may spin or sleep, from one moment to the next.
     polling = _polling_cause(thread)
     if polling is not None:
@@ -187,6 +202,12 @@ def operation(frames: Sequence[Frame]) -> str:
         return _plain(frames[0].function)
     match = _WAITING_CALL.search(frames[0].source)
     return _plain(match["collective"] or match["other"]) if match else ""
+
+
+def operation_of(thread: ThreadStack) -> str:
+    """Return the call in which a rank waits for others, also if only its native calls tell."""
+    names = (_NATIVE_OPERATIONS.get(call.function, "") for call in thread.native)
+    return operation(thread.frames) or next(filter(None, names), "")
 
 
 def wait_in_libraries(frames: Sequence[Frame]) -> Wait | None:

@@ -97,7 +97,7 @@ def judge(running: frozenset[int], standing: Sequence[Standing], limits: Limits)
         running: The ranks that have not ended.
         standing: The ranks that have been at one place for long.
     """
-    present = [each for each in standing if each.rank in running]
+    present = _informed([each for each in standing if each.rank in running])
     if not running or len({each.rank for each in present}) < len(running):
         return None
     waiting, idle, busy, gone = (
@@ -105,6 +105,20 @@ def judge(running: frozenset[int], standing: Sequence[Standing], limits: Limits)
     )
     job = _Job(waiting, idle, busy, gone, min(each.still_s for each in present))
     return _verdict_on(job, limits)
+
+
+def _informed(standing: Sequence[Standing]) -> Sequence[Standing]:
+    """Add to each rank what the libraries of others say that it has not launched."""
+    late = {each.rank: each.names for informant in standing for each in informant.late}
+    stalled = {name for names in late.values() for name in names}
+
+    def informed(each: Standing) -> Standing:
+        names = late.get(each.rank, ())
+        # One that has launched something that others have not waits for those.
+        progress = Progress.BEHIND if stalled.issubset(names) else Progress.BOTH
+        return each._replace(progress=progress, missing=names[0]) if names else each
+
+    return [informed(each) for each in standing]
 
 
 def _verdict_on(job: _Job, limits: Limits) -> Hang | None:
@@ -136,6 +150,9 @@ def _no_start(job: _Job, limits: Limits) -> Hang | None:
 
 def _deadlock(job: _Job, limits: Limits) -> Hang | None:
     """All ranks wait for others."""
+    if any(each.missing for each in job.waiting):
+        # A library that says so prints that again and again, and talks to its other ranks.
+        return _some_are_late(job) if job.still_s >= limits.idle_s else None
     if any(each.moved_bytes_s >= _MOVED_BYTES_S for each in job.waiting):
         return None
     if len({_kind_of_call(each) for each in job.waiting} - {""}) > 1:
@@ -163,12 +180,17 @@ def _devices_wait(job: _Job, limits: Limits) -> Hang | None:
         return None
     if not late:
         return _hang(Rule.ALL_WAIT, Confidence.MEDIUM, job, ())
+    return _some_are_late(job)
+
+
+def _some_are_late(job: _Job) -> Hang:
+    """All ranks wait, and some have not launched what others have."""
     # One that is late somewhere and early elsewhere waits for another one.
-    culprits = [each for each in late if each.progress is Progress.BEHIND]
+    culprits = [each for each in job.waiting if each.missing and each.progress is Progress.BEHIND]
     if not culprits:
         return _hang(Rule.DEADLOCK, Confidence.HIGH, job, ())
     # A device that nobody can read may still compute what comes before that collective.
-    is_unsure = any(each.computes is None for each in culprits)
+    is_unsure = any(each.wait is Wait.DEVICE and each.computes is None for each in culprits)
     confidence = Confidence.MEDIUM if is_unsure else Confidence.HIGH
     return _hang(Rule.NOT_JOINED, confidence, job, culprits)
 

@@ -89,6 +89,7 @@ class Nvml(Accelerators):
         self._errors: dict[int, tuple[int, float]] = {}
         self._lock = threading.Lock()
         self._events = self._watch_errors()
+        self._first_ecc_errors = self._ecc_errors()
 
     def read(self) -> tuple[Device, ...]:
         """Return the state of each GPU."""
@@ -99,13 +100,16 @@ class Nvml(Accelerators):
         """Return the critical errors of the last seconds in words; empty if there were none."""
         self._read_errors()
         now_s = time.monotonic()
-        return describe(
-            {
-                index: xid
-                for index, (xid, at_s) in sorted(self._errors.items())
-                if now_s - at_s <= _RECENT_S
-            }
-        )
+        xids = {
+            index: xid
+            for index, (xid, at_s) in sorted(self._errors.items())
+            if now_s - at_s <= _RECENT_S
+        }
+        new_ecc_errors = {
+            index: after - before
+            for index, (before, after) in enumerate(zip(self._first_ecc_errors, self._ecc_errors()))
+        }
+        return describe(xids, new_ecc_errors)
 
     def _device(self, index: int) -> Any:
         device = self._types.c_void_p()
@@ -121,9 +125,6 @@ class Nvml(Accelerators):
         heat = self._query(
             "nvmlDeviceGetTemperature", device, types.c_uint * 1, _TEMPERATURE_OF_CHIP
         )
-        errors = self._query(
-            "nvmlDeviceGetTotalEccErrors", device, types.c_ulonglong * 1, _UNCORRECTED, _VOLATILE
-        )
         return Device(
             kind="gpu",
             number=index,
@@ -134,9 +135,19 @@ class Nvml(Accelerators):
             power_w=power[0] / 1000 if power else None,
             power_limit_w=most[0] / 1000 if most else None,
             temperature_c=heat[0] if heat else None,
-            ecc_errors=errors[0] if errors else None,
+            ecc_errors=self._ecc_errors_of(device),
             xid=self._errors.get(index, (0, 0.0))[0],
         )
+
+    def _ecc_errors(self) -> list[int]:
+        """Return how many errors the memory of each GPU has had that it could not correct."""
+        return [self._ecc_errors_of(device) or 0 for device in self._devices]
+
+    def _ecc_errors_of(self, device: Any) -> int | None:
+        kind = self._types.c_ulonglong * 1
+        name = "nvmlDeviceGetTotalEccErrors"
+        errors = self._query(name, device, kind, _UNCORRECTED, _VOLATILE)
+        return errors[0] if errors else None
 
     def _query(self, name: str, device: Any, kind: Any, *arguments: int) -> Sequence[int] | None:
         """Call a function that stores its result; None if the device does not support it."""
@@ -178,11 +189,21 @@ class Nvml(Accelerators):
                     self._errors[index] = (event.data, time.monotonic())
 
 
-def describe(errors: Mapping[int, int]) -> str:
-    """Return the last error of each GPU, by its number, in words."""
+def describe(xids: Mapping[int, int], new_ecc_errors: Mapping[int, int]) -> str:
+    """Return the errors of GPUs in words.
+
+    Args:
+        xids: The last critical error of each GPU, by its number.
+        new_ecc_errors: How many errors of its memory each GPU has counted, by its number.
+    """
     texts = [
         f"GPU {index} reported Xid {xid}" + (f" ({_XIDS[xid]})" if xid in _XIDS else "")
-        for index, xid in errors.items()
+        for index, xid in xids.items()
+    ]
+    texts += [
+        f"the memory of GPU {index} had {count} uncorrectable error{'s' * (count > 1)} (ECC)"
+        for index, count in new_ecc_errors.items()
+        if count > 0
     ]
     return ", ".join(texts)
 

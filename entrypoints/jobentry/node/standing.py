@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import math
+import os
 import re
 import time
 from collections import deque
@@ -27,10 +28,11 @@ from jobentry.contract.waits import (
     cause_of,
     is_own,
     operation,
+    operation_of,
     place_in_child,
     place_of,
 )
-from jobentry.node import collectives
+from jobentry.node import collectives, connections, stall_reports
 from jobentry.node.collectives import Launched
 from jobentry.node.rank_stacks import stacks_of, state_of
 from jobentry.node.rank_usage import TICK_S, RankProcesses
@@ -107,6 +109,9 @@ class _Rank:
         failures: How often in a row that could not be read.
         since_s: Since when it is at this place, on the monotonic clock.
         stack: Its calls with names, once it has been there for long.
+        log_bytes: The size of its log then.
+        child: The process that counts because the program waits for it, in words; else empty.
+        carried: The bytes that its connections have carried while they were measured.
         loader: What a process does that loads its data, in words; empty if none is known.
         is_launcher: Whether it only waits for the programs that it has started.
     """
@@ -114,7 +119,8 @@ class _Rank:
     def __init__(self, sources: Sources) -> None:
         self.shares = RankShares(sources)
         self.target: MainThread | None = None
-        self.program = self.failures = 0
+        self.child = ""
+        self.program = self.failures = self.carried = self.log_bytes = 0
         self.last = _NOTHING
         self.retry_at_s = 0.0
         self.retry_s = 0.0
@@ -131,6 +137,7 @@ class _Rank:
         if self.target is not None:
             self.target.close()
         self.target = None
+        self.child = ""
         self.last = _NOTHING
 
 
@@ -176,6 +183,7 @@ class StandingRanks:
         devices: Devices = Devices(),  # noqa: B008 (it cannot change)
     ) -> None:
         self._ranks = ranks
+        self._paths = paths
         self._node = node
         self._on = on
         self._devices = devices
@@ -194,6 +202,8 @@ class StandingRanks:
         self._native = NativeStacks()
         self._once_s = 0.0
         self._usage_at_s = 0.0
+        # What each connection of this node has carried.
+        self._carried: dict[int, int] = {}
         self._reported_at_s = 0.0
         self._reported: list[object] = []
 
@@ -350,11 +360,18 @@ class StandingRanks:
         if old and now_s - self._usage_at_s >= self._scaled(_USAGE_PERIOD_S):
             self._usage_at_s = now_s
             members = self._processes.members()
+            before, self._carried = self._carried, connections.carried()
             for number, rank in old.items():
-                self._note_usage(rank, members.get(number, {}), now_s)
-        for rank in old.values():
+                own = members.get(number, {})
+                sockets = {inode for process in own for inode in connections.inodes(process)}
+                rank.carried += sum(
+                    self._carried[each] - before.get(each, 0)
+                    for each in sockets & set(self._carried)
+                )
+                self._note_usage(rank, own, now_s)
+        for number, rank in old.items():
             if rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
-                self._name(rank, now_s)
+                self._name(number, rank, now_s)
         linecache.clearcache()
         if not old:
             # Symbols of large libraries take tens of megabytes.
@@ -366,23 +383,23 @@ class StandingRanks:
             _Usage(
                 now_s,
                 sum(process.ticks for process in members.values()),
-                sum(map(_moved_bytes, members)),
+                sum(map(_moved_bytes, members)) + rank.carried,
                 _wakes(rank.target.process),
             )
         )
         while now_s - rank.usage[0].at_s > self._scaled(_WINDOW_S):
             rank.usage.popleft()
 
-    def _name(self, rank: _Rank, now_s: float) -> None:
+    def _name(self, number: int, rank: _Rank, now_s: float) -> None:
         """Read the calls of a rank with their names; go to the program that it waits for."""
         assert rank.target is not None
         found = stacks_of(rank.target.process, with_threads=False)
         thread = next(iter(found[0]), None) if found else None
-        if thread is None or not thread.frames or thread.thread != rank.target.process:
+        if thread is None or thread.thread != rank.target.process:
             return
-        if cause_of(thread).wait in _UNCLEAR:
+        if not thread.frames or cause_of(thread).wait in _UNCLEAR:
             thread = thread._replace(native=self._native_calls(thread.thread))
-        rank.stack = thread
+        rank.stack, rank.log_bytes = thread, stall_reports.size_of(self._paths.rank_log(number))
         rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
         if cause_of(thread).wait is Wait.DATA:
             rank.loader = self._loader_of(thread.thread)
@@ -392,8 +409,11 @@ class StandingRanks:
         with contextlib.suppress(UnreadableError):
             if child:
                 target = MainThread(child)
+                place = None if rank.is_launcher else place_of(thread.frames)
                 rank.forget()
                 rank.target = target
+                if place is not None:
+                    rank.child = f"process {child}, for which {_where(place)} waits"
                 rank.restart(now_s)
 
     def _loader_of(self, process: int) -> str:
@@ -403,8 +423,7 @@ class StandingRanks:
             for thread in found[0] if found else ():
                 place = place_in_child(thread.frames)
                 if place is not None:
-                    where = f"{place.function}() at {place.file}:{place.line}"
-                    return f"its process {child} is in {where}, {cause_of(thread).text}"
+                    return f"its process {child} is in {_where(place)}, {cause_of(thread).text}"
         return ""
 
     def _native_calls(self, process: int) -> tuple[NativeCall, ...]:
@@ -430,7 +449,7 @@ class StandingRanks:
         ]
         standing = self._compared(standing, now_s)
         # What changes all the time is only sent with the rest.
-        essence: list[object] = [(*each[:7], each.missing) for each in standing]
+        essence: list[object] = [(*each[:7], each.missing, each.late) for each in standing]
         is_due = bool(standing) and now_s - self._reported_at_s >= self._scaled(_REFRESH_S)
         if essence != self._reported or is_due:
             self._reported, self._reported_at_s = essence, now_s
@@ -479,20 +498,23 @@ class StandingRanks:
             self._node,
             _activity(cause, used),
             cause.wait,
-            "; ".join(filter(None, (cause.text, rank.loader))),
+            "; ".join(filter(None, (cause.text, rank.child, rank.loader))),
             place_of(thread.frames) or Frame("", 0, ""),
-            operation(thread.frames),
+            operation_of(thread),
             still_s,
             self._longest_s.get(_key(thread), 0.0),
             round(100 * used.ticks * TICK_S / used.at_s),
             used.moved_bytes / used.at_s,
             self._processes.quiet_s(number),
+            late=stall_reports.late(thread, self._paths.rank_log(number), rank.log_bytes),
         )
 
 
 def _has_moved(target: MainThread, look: Look, last: Look) -> bool:
     """Whether a thread has gone on since the last look."""
-    if not look.calls or not target.is_at_same_line(look.calls, last.calls):
+    if not (look.calls or last.calls):
+        return not _runs_interpreter(target.process)
+    if not target.is_at_same_line(look.calls, last.calls):
         return True
     if look.values == last.values:
         return False
@@ -503,6 +525,16 @@ def _has_moved(target: MainThread, look: Look, last: Look) -> bool:
     except UnreadableError:
         return True
     return is_own(innermost) or bool(operation([innermost]))
+
+
+def _runs_interpreter(process: int) -> bool:
+    """Whether a process without Python calls has left its script; others call Python now and then.
+
+    It may still have work at its exit, such as ``MPI_Finalize``.
+    """
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink("/proc/%d/exe" % process)).startswith("python")
+    return False
 
 
 def _computes(device: Device) -> bool:
@@ -545,9 +577,13 @@ def _used(usage: Sequence[_Usage], least_s: float) -> _Usage | None:
     )
 
 
+def _where(place: Frame) -> str:
+    return f"{place.function}() at {place.file}:{place.line}"
+
+
 def _key(stack: ThreadStack) -> object:
     place = place_of(stack.frames)
-    return place[:3] if place else (), stack.frames[0][:3]
+    return place[:3] if place else (), tuple(frame[:3] for frame in stack.frames[:1])
 
 
 def _only(processes: Sequence[int]) -> int:
@@ -564,7 +600,7 @@ def _is_helper(process: int) -> bool:
 
 
 def _moved_bytes(process: int) -> int:
-    """Return how much a process has read and written, from files and pipes."""
+    """Return how much a process has read and written, but for ``recv`` and ``send``."""
     try:
         return sum(map(int, _MOVED.findall(linux.read(process, "io"))))
     except OSError:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +85,15 @@ class Node:
             wrapper.wait()
 
 
+def build(folder: Path, source: str) -> str:
+    """Return the path of a library with this C code."""
+    path = folder / "solver.so"
+    (folder / "solver.c").write_text(source)
+    command = ["cc", "-O1", "-fPIC", "-shared", "-fno-optimize-sibling-calls", "-o", str(path)]
+    subprocess.run([*command, str(folder / "solver.c")], check=True, timeout=60)
+    return str(path)
+
+
 @pytest.fixture
 def node(tmp_path: Path, until: Callable[..., None]) -> Iterator[Node]:
     found = Node(tmp_path, until)
@@ -113,6 +125,10 @@ STUCK = {
     "import socket, urllib.request\n"
     "server = socket.create_server(('127.0.0.1', 0))\n"
     "urllib.request.urlopen('http://127.0.0.1:%d' % server.getsockname()[1])": "waiting for data",
+    "import fcntl, os\n"
+    "files = open('lock', 'w'), open('lock', 'w')\n"
+    "fcntl.flock(files[0], fcntl.LOCK_EX)\n"
+    "fcntl.flock(files[1], fcntl.LOCK_EX)": "waiting for a lock on a file",
 }
 
 
@@ -147,21 +163,65 @@ def test_what_a_rank_does_tells_one_that_computes_from_one_that_waits(node: Node
     assert found[3].operation == "barrier"
 
 
+def test_a_rank_whose_thread_downloads_is_busy(node: Node):
+    """It receives with ``recv``, which /proc/PID/io does not count."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node.start_python(
+            0,
+            "import socket, threading\n"
+            f"stream = socket.create_connection({server.getsockname()})\n"
+            "def download():\n    while stream.recv(4096): pass\n"
+            "threading.Thread(target=download).start()\n"
+            "lock = threading.Lock()\nlock.acquire()\nlock.acquire()\n",
+        )
+        stream, _ = server.accept()
+    with stream, concurrent.futures.ThreadPoolExecutor() as pool:
+        ended = threading.Event()
+        pool.submit(
+            lambda: [stream.sendall(bytes(5000)) for _ in iter(lambda: ended.wait(0.02), True)]
+        )
+        try:
+            found = node.await_all(0)[0]
+        finally:
+            ended.set()
+
+    assert found.moved_bytes_s >= 100_000
+    assert found.activity is Activity.BUSY
+
+
 def test_a_rank_that_waits_for_others_in_c_code_waits_also_if_it_spins(node: Node):
     """Only its C functions show that it waits: no line of Python says so."""
-    library = node.folder / "solver.so"
-    source = "volatile int n; int MPI_Barrier(void) { for (;;) n++; }\n"
-    source += "int solve(void) { return MPI_Barrier() + n; }\n"
-    (node.folder / "solver.c").write_text(source)
-    command = ["cc", "-O1", "-fPIC", "-shared", "-fno-optimize-sibling-calls", "-o", str(library)]
-    subprocess.run([*command, str(node.folder / "solver.c")], check=True, timeout=60)
-    process = node.start_python(0, f"import ctypes\nctypes.CDLL({str(library)!r}).solve()\n")
+    library = build(
+        node.folder,
+        "volatile int n; int MPI_Barrier(void) { for (;;) n++; }\n"
+        "int solve(void) { return MPI_Barrier() + n; }\n",
+    )
+    process = node.start_python(0, f"import ctypes\nctypes.CDLL({library!r}).solve()\n")
 
     found = node.await_all(0)[0]
 
     assert (found.activity, found.wait) == (Activity.WAITING, Wait.RANKS)
     assert found.does == "waiting for other ranks (MPI_Barrier)"
     assert linux.stat(process)[0] == b"R", "it goes on"
+
+
+def test_a_rank_that_has_left_its_script_is_reported_with_the_call_in_which_it_waits(node: Node):
+    """As with mpi4py, which calls MPI_Finalize when Python is at its end and runs no calls."""
+    library = build(
+        node.folder,
+        "volatile int n; int MPI_Finalize(void) { for (;;) n++; }\n"
+        "void at_exit(void) { n = MPI_Finalize() + n; }\n",
+    )
+    node.start_python(
+        0,
+        f"import ctypes\nlibrary = ctypes.CDLL({library!r})\n"
+        "ctypes.pythonapi.Py_AtExit(library.at_exit)\n",
+    )
+
+    found = node.await_all(0)[0]
+
+    assert (found.activity, found.wait) == (Activity.WAITING, Wait.RANKS)
+    assert (found.place.file, found.operation) == ("", "finalize")
 
 
 def test_a_rank_that_moves_is_not_reported(node: Node, until: Callable[..., None]):
@@ -211,6 +271,9 @@ def test_the_program_that_a_shell_or_a_launcher_has_started_counts(node: Node):
     found = node.await_all(0, 1)
 
     assert [found[rank].place.function for rank in (0, 1)] == ["inner", "inner"]
+    assert found[0].does == "sleeping"
+    waits = r"sleeping; process \d+, for which <module>\(\) at job1\.py:2 waits"
+    assert re.fullmatch(waits, found[1].does), found[1]
 
 
 def test_a_program_that_is_no_python_is_not_reported(node: Node, until: Callable[..., None]):

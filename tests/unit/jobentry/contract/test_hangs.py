@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract import hangs
-from jobentry.contract.hangs import Activity, Confidence, Group, Hang, Progress, Rule, Standing
+from jobentry.contract.hangs import (
+    Activity,
+    Confidence,
+    Group,
+    Hang,
+    Late,
+    Progress,
+    Rule,
+    Standing,
+)
 from jobentry.contract.stacks import Frame
 from jobentry.contract.waits import Wait
 
@@ -30,6 +39,7 @@ STANDING = st.builds(
     Standing, WHOLE, WHOLE, st.sampled_from(Activity), st.sampled_from(Wait), TEXT, FRAMES, TEXT,
     SECONDS, SECONDS, WHOLE, SECONDS, SECONDS, st.none() | st.booleans(),
     st.sampled_from(Progress), TEXT,
+    st.lists(st.builds(Late, WHOLE, st.lists(TEXT, max_size=3).map(tuple)), max_size=3).map(tuple),
 )  # fmt: skip
 
 
@@ -115,7 +125,8 @@ WAIT = ["ranks 0-1,3 wait for that in allreduce at train.py:41"]
         (Rule.NOTHING_MOVES, (IDLE,), 0, "nothing moves, for 2 min; no rank stands out",
          ["rank 2 on node 1: in load() at data.py:17, reading from a pipe"]),
         (Rule.NOTHING_MOVES, (IDLE._replace(place=Frame("", 0, "")),), 1,
-         "rank 2 on node 1 is stuck at an unknown place (reading from a pipe), for 2 min", []),
+         "rank 2 on node 1 is stuck in C code after its script (reading from a pipe), for 2 min",
+         []),
         (Rule.ONE_IDLE, (IDLE._replace(place=Frame("job.py", 9, "<module>")), BARRIER), 1,
          "rank 2 on node 1 is stuck at job.py:9 (reading from a pipe), for 2 min",
          ["rank 2 on node 1 waits for that in barrier at train.py:44"]),

@@ -11,6 +11,7 @@ from jobentry.contract.waits import (
     is_message,
     is_ours,
     operation,
+    operation_of,
     place_of,
     reads_back,
     wait_in_libraries,
@@ -139,6 +140,10 @@ def test_operations_have_one_name_whatever_the_library():
     assert operation([call(torch, "all_reduce")]) == "allreduce"
     assert operation([call("a.py", source="x = comm.recv(source=1)")]) == "recv"
     assert operation([OWN]) == ""
+    ended = ThreadStack(7, "S", "", False, (), native=(NativeCall("ompi_mpi_finalize", "x"),))
+    assert operation_of(ended) == "finalize"
+    backward = NativeCall("c10d::Reducer::finalize_backward", "x")
+    assert operation_of(ended._replace(frames=(OWN,), native=(backward,))) == "backward"
     assert [is_message(name) for name in ("recv", "send", "bcast", "barrier", "wait")] == [
         True, True, False, False, True,
     ]  # fmt: skip

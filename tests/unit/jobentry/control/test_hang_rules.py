@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from jobentry.contract import hangs
-from jobentry.contract.hangs import Activity, Confidence, Hang, Progress, Rule, Standing
+from jobentry.contract.hangs import Activity, Confidence, Hang, Late, Progress, Rule, Standing
 from jobentry.contract.stacks import Frame
 from jobentry.contract.waits import Wait
 from jobentry.control.hang_rules import (
@@ -396,3 +396,32 @@ def test_nobody_is_named_if_all_devices_wait_and_their_library_says_nothing():
     assert found is not None
     assert not found.may_stop
     assert hangs.headline(found).startswith("all ranks wait for their devices, for 16 min")
+
+
+def test_ranks_that_horovod_misses_are_named_although_it_prints_and_sends_all_the_time():
+    """The coordinator, rank 0, says which ranks have not submitted which tensors."""
+
+    def told(*late: Late, still_s: float = 6 * MINUTE) -> tuple[Standing, ...]:
+        first, *rest = others(still_s, quiet_s=10.0, moved_bytes_s=5e4)
+        return (first._replace(late=late), *rest)
+
+    behind = verdict(*told(Late(2, ("loss", "lr"))))
+
+    assert named(behind) == (Rule.NOT_JOINED, (2,))
+    assert behind is not None
+    assert behind.may_stop
+    assert "rank 2 on node 1 is stuck in allreduce" in hangs.headline(behind)
+    assert "has not launched loss" in hangs.headline(behind)
+    assert verdict(*told(Late(2, ("loss",)), still_s=4 * MINUTE)) is None
+    # Each waits for a tensor of the other.
+    crossed = verdict(
+        *told(Late(2, ("loss",)), Late(0, ("lr",)), Late(1, ("lr",)), Late(3, ("lr",)))
+    )
+    assert named(crossed) == (Rule.DEADLOCK, ())
+    # A rank that sleeps is certain enough to end the job also if it sleeps in an event loop.
+    asleep = idles(2, 6 * MINUTE, Wait.EVENTS)
+    waiting = [each for each in told(Late(2, ("loss",))) if each.rank != 2]
+    found = verdict(asleep, *waiting)
+    assert named(found) == (Rule.ONE_IDLE, (2,))
+    assert found is not None
+    assert found.confidence is Confidence.HIGH

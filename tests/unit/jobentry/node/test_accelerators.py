@@ -10,7 +10,8 @@ import pytest
 from jobentry.contract.journal import Device
 from jobentry.node.accelerators import NpuSmi, Nvml, describe, read_npu_smi
 
-# An H200 that multiplies matrices; its second one reports an error once $XID_FILE exists.
+# An H200 that multiplies matrices; its second one reports an error once $XID_FILE exists, and its
+# memory has had 5 errors, and 7 once $ECC_FILE exists.
 LIBRARY = r"""
 #include <stdint.h>
 #include <stdlib.h>
@@ -33,7 +34,8 @@ int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *milliwatts) {
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *degrees) {
     *degrees = 61; return 0; }
 int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, uint64_t *count) {
-    return 3; /* not supported */ }
+    if (device != (void *)4097) return 3; /* not supported */
+    *count = access(getenv("ECC_FILE"), F_OK) ? 5 : 7; return 0; }
 int nvmlEventSetCreate(void **set) { *set = (void *)1; return 0; }
 int nvmlDeviceRegisterEvents(void *device, uint64_t kinds, void *set) { return 0; }
 int nvmlEventSetWait_v2(void *set, Event *event, unsigned wait_ms) {
@@ -78,21 +80,25 @@ def test_gpus_are_read_and_their_errors_are_said(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XID_FILE", str(tmp_path / "xid"))
+    monkeypatch.setenv("ECC_FILE", str(tmp_path / "ecc"))
     gpus = Nvml(library)
     gpu = Device("gpu", 0, 100.0, 2048.0, 8192.0, 521.1, 700.0, 61.0, None, 0)
 
-    assert gpus.read() == (gpu, gpu._replace(number=1))
+    assert gpus.read() == (gpu, gpu._replace(number=1, ecc_errors=5))
     assert gpus.recent_errors() == ""
     (tmp_path / "xid").touch()
     assert gpus.recent_errors() == (
         "GPU 1 reported Xid 31 (the program used an address that is not its own)"
     )
     assert [device.xid for device in gpus.read()] == [0, 31]
+    (tmp_path / "ecc").touch()
+    assert gpus.recent_errors().endswith(", the memory of GPU 1 had 2 uncorrectable errors (ECC)")
 
 
 def test_an_error_without_a_known_meaning_is_a_number():
-    assert describe({0: 999}) == "GPU 0 reported Xid 999"
-    assert describe({}) == ""
+    assert describe({0: 999}, {0: 0}) == "GPU 0 reported Xid 999"
+    assert describe({}, {0: 1}) == "the memory of GPU 0 had 1 uncorrectable error (ECC)"
+    assert describe({}, {}) == ""
 
 
 def test_the_table_of_npu_smi_is_read():
