@@ -243,7 +243,11 @@ def test_outputs_are_browsed_and_downloaded_whatever_their_names(
     assert done.returncode == 0, done.stderr
     job = str(json.loads(done.stdout)["job"])
     page = open_page(home)
+    zone = {"timezoneId": "Asia/Kathmandu"}
+    page.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", zone)
     page.open(f"/job/{job}/outputs")
+    time_with_zone = r"/\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \+05:45\b/"
+    page.await_true(f"{time_with_zone}.test(document.body.innerText)")
     page.click(".outputs-grid a", "MODEL/")
     page.click(".outputs-grid a", "checkpoints/")
     page.shows("Outputs", "MODEL", "2 entries", "5.6 MB", '<b>&"')
@@ -405,6 +409,49 @@ def _record(home: Path, count: int) -> None:
                     "{}",
                 )
             )
+
+
+# Keeps what the page shows as notifications.
+NOTIFICATIONS = """
+window.notes = [];
+window.Notification = class extends Notification {
+  constructor(title, options) { super(title, options); window.notes.push([title, options.body]); }
+};
+"""
+
+
+def test_the_browser_notifies_the_user_on_request_when_a_job_has_ended(
+    home: Path, tmp_path: Path, open_page: OpenPage
+):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text(
+        "import pathlib, sys, time\n"
+        f"while not pathlib.Path({str(tmp_path / 'ends')!r}).exists(): time.sleep(0.1)\n"
+        "sys.exit('no more <b>data</b>')\n"
+    )
+    submitted = run(home, "submit", "--detach", "--json", "train.py", cwd=source)
+    job = json.loads(submitted.stdout)["job"]
+    page = open_page(home)
+    browser = page.driver.execute_cdp_cmd
+    browser("Page.addScriptToEvaluateOnNewDocument", {"source": NOTIFICATIONS})
+    permission = {"permission": {"name": "notifications"}, "origin": page.base}
+    browser("Browser.setPermission", {**permission, "setting": "denied"})
+    page.open(f"/job/{job}")
+    page.click("button", "Notify me")
+    page.shows("Notifications are blocked")
+
+    browser("Browser.setPermission", {**permission, "setting": "granted"})
+    page.click("button", "Notifications are blocked")
+    page.shows("Will notify you")
+    assert page.script("return window.notes") == []
+    (tmp_path / "ends").touch()
+    page.await_true("window.notes.length")
+    name = job.rpartition("-")[0]
+    [[title, text]] = page.script("return window.notes")  # type: ignore[misc]
+    assert title == f"{name}: FAILED"
+    assert "no more <b>data</b>" in text
+    assert page.problems() == []
 
 
 @pytest.mark.parametrize("view", ["", "/ranks", "/resources", "/log", "/outputs", "/submitted"])

@@ -31,6 +31,8 @@ _STATE_COLOURS = {
     RankState.RUNNING: "#2563eb",
     RankState.ENDED: "#16a34a",
 }
+# The border of cells of the same colour, in both schemes.
+_BORDER = "rgba(15, 23, 42, 0.35)"
 # A note names no more ranks of one state.
 _FEW = 8
 
@@ -147,7 +149,9 @@ def rank_grid(
                 "type": "heatmap",
                 "data": [
                     {
-                        **_cell(rank, states[rank], last.get(rank, ())),
+                        **_cell(
+                            rank, states[rank], last.get(rank, ()), _frame(shows, states[rank])
+                        ),
                         "value": [rank % columns, rank // columns, number],
                     }
                     for rank, number in values.items()
@@ -210,8 +214,14 @@ def _while_running(points: Sequence[RankPoint]) -> RankPoint:
     )
 
 
-def _cell(rank: int, state: RankState, points: Sequence[RankPoint]) -> dict[str, Any]:
-    frame = _STATE_COLOURS[state] if state.has_ended else "transparent"
+def _frame(shows: str, state: RankState) -> str:
+    """Return the colour around a cell: that of its end, unless the cell itself has it."""
+    if shows == "state":
+        return _BORDER
+    return _STATE_COLOURS[state] if state.has_ended else "transparent"
+
+
+def _cell(rank: int, state: RankState, points: Sequence[RankPoint], frame: str) -> dict[str, Any]:
     return {
         "rank": rank,
         "node": points[-1].node if points else None,

@@ -22,7 +22,11 @@ def resources(journals: Journals, status: JobStatus, view: View = View()) -> lis
     """Return a chart for each resource, all with the same axis: seconds since the submit."""
     zero_s = times.seconds_of(status.created_at)
     nodes = {f"node {node}": each for node, each in journals.resources.items()}
-    ranks = {f"rank {rank}": points for rank, points in journals.ranks.items()}
+    # The last sample of a process that has ended shows no usage.
+    ranks = {
+        f"rank {rank}": [point for point in points if point.sample.state not in journal.ENDS]
+        for rank, points in journals.ranks.items()
+    }
     # The emulated nodes of a job share the memory of their machine.
     memory = "Memory of the machine (MB)" if status.backend == "process" else "Memory (MB)"
     devices: dict[str, list[_DevicePoint]] = {}

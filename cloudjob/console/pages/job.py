@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from enum import Enum
 from typing import Any
 
 from nicegui import ui
@@ -35,8 +36,22 @@ _LIVE_VIEWS = ("stacks",)
 _COLOUR = {False: "primary", True: "negative"}
 # Seconds to wait for the user's answer to the browser's question.
 _PERMISSION_S = 60.0
-_WILL_NOTIFY = "The browser will tell you when the job has ended, while this page is open."
-_MAY_NOT_NOTIFY = "The browser does not allow this page to show notifications."
+
+
+class _Notification(Enum):
+    """Whether the browser will notify the user: the text and the icon of the button, and why."""
+
+    OFF = ("Notify me", "notifications", "")
+    ON = (
+        "Will notify you",
+        "notifications_active",
+        "The browser will tell you when the job has ended, while this page is open.",
+    )
+    BLOCKED = (
+        "Notifications are blocked",
+        "notifications_off",
+        "The browser does not allow this page to show notifications.",
+    )
 
 
 def register(console: Console) -> None:
@@ -64,7 +79,7 @@ class _JobPage:
         self._status: JobStatus = job.unknown("…")
         self._error = ""
         self._hint = ""
-        self._notifies = False
+        self._notification = _Notification.OFF
         self._phases: Sequence[Phase] = ()
         self._facts: Sequence[tuple[str, str]] = ()
         self._hang: Hang | None = None
@@ -104,7 +119,7 @@ class _JobPage:
             await ui.context.client.connected()
             if not self._job.has_final_status:
                 await self._poll()
-                self._head.refresh()
+                self._refresh_head()
             # The user may have chosen another view by now.
             await self._show(str(tabs.value))
         if not self._status.state.is_final:
@@ -143,12 +158,12 @@ class _JobPage:
         before = (self._status, self._error)
         await self._poll()
         if (self._status, self._error) != before or self._status.state is JobState.RUNNING:
-            self._head.refresh()
+            self._refresh_head()
             if self._overview:
                 self._overview.update(self._status, self._phases, self._hint, self._facts)
         if self._status.state.is_final:
             timer.deactivate()
-            if self._notifies:
+            if self._notification is _Notification.ON:
                 self._notify()
 
     async def _build_overview(self) -> None:
@@ -161,30 +176,48 @@ class _JobPage:
             with self._overview.top:
                 await NowPanel(self._console, self._job).start()
 
-    @ui.refreshable_method
     def _head(self) -> None:
+        with ui.row().classes("w-full items-center gap-3"):
+            self._title()
+            ui.space()
+            self._buttons()
+        self._notices()
+
+    def _refresh_head(self) -> None:
+        self._title.refresh()
+        self._notices.refresh()
+        if self._status.state.is_final:
+            self._buttons.refresh()
+
+    @ui.refreshable_method
+    def _title(self) -> None:
         status = self._status
         # The state of one of many open tabs is seen in its icon.
         ui.context.client.run_javascript(f"console_ui.showState({json.dumps(status.state.value)})")
-        with ui.row().classes("w-full items-center gap-3"):
-            heading(displayable(status.name)).classes("job-title", remove="panel-title")
-            badge(status.state.value)
-            ui.label(" · ".join(filter(None, _when(status)))).classes("quiet")
-            ui.space()
-            copy = ui.button("Copy id", icon="content_copy", on_click=self._copy)
-            copy.props("flat dense no-caps size=md")
-            for text, icon, act, is_dangerous in self._actions():
-                button = ui.button(text, icon=icon, on_click=act)
-                button.props(f"flat dense no-caps size=md color={_COLOUR[is_dangerous]}")
+        heading(displayable(status.name)).classes("job-title", remove="panel-title")
+        badge(status.state.value)
+        ui.label(" · ".join(filter(None, _when(status)))).classes("quiet")
+
+    @ui.refreshable_method
+    def _notices(self) -> None:
         if self._error:
             ui.label(displayable(self._error)).classes("text-negative")
         if self._hang is not None:
-            _hang_band(self._hang, self._job, has_ended=status.state.is_final)
+            _hang_band(self._hang, self._job, has_ended=self._status.state.is_final)
         elif self._slow is not None:
             with ui.card().classes("panel"):
                 heading("Slow")
                 ui.label(displayable(self._slow.message))
                 ui.link("What each rank does over time", f"/job/{self._job.id}/ranks")
+
+    @ui.refreshable_method
+    def _buttons(self) -> None:
+        """Show the buttons; they stay while the job runs, and with them the focus."""
+        copy = ui.button("Copy id", icon="content_copy", on_click=self._copy)
+        copy.props("flat dense no-caps size=md")
+        for text, icon, act, is_dangerous in self._actions():
+            button = ui.button(text, icon=icon, on_click=act)
+            button.props(f"flat dense no-caps size=md color={_COLOUR[is_dangerous]}")
 
     def _actions(self) -> list[tuple[str, str, Callable[[], Any], bool]]:
         """Return the buttons: text, icon, what it does, and whether that cannot be undone."""
@@ -192,16 +225,22 @@ class _JobPage:
         again = ("Submit again", "replay", actions.submit, False)
         if self._status.state.is_final:
             return [again, ("Remove", "delete", actions.remove, True)]
-        notify = ("Notify me", "notifications", self._ask_to_notify, False)
+        text, icon, _ = self._notification.value
+        notify = (text, icon, self._switch_notification, False)
         return [notify, again, ("Cancel", "cancel", actions.cancel, True)]
 
-    async def _ask_to_notify(self) -> None:
-        """Ask the browser for its permission to say when the job has ended."""
+    async def _switch_notification(self) -> None:
+        """Ask the browser for its permission to say when the job has ended, or stop doing so."""
+        # The button is replaced below.
         with ui.context.client:
-            self._notifies = bool(
-                await ui.run_javascript("return console_ui.mayNotify()", timeout=_PERMISSION_S)
-            )
-            ui.notify(_WILL_NOTIFY if self._notifies else _MAY_NOT_NOTIFY)
+            if self._notification is _Notification.ON:
+                self._notification = _Notification.OFF
+            else:
+                script = "return console_ui.mayNotify()"
+                is_allowed = await ui.run_javascript(script, timeout=_PERMISSION_S)
+                self._notification = _Notification.ON if is_allowed else _Notification.BLOCKED
+                ui.notify(self._notification.value[2])
+            self._buttons.refresh()
 
     def _notify(self) -> None:
         status = self._status

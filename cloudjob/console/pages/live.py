@@ -25,8 +25,8 @@ _REFRESH_S = 3.0
 _PAUSE_FACTOR = 10
 # The pause between two changes by one control.
 _THROTTLE_S = 0.2
-# The most seconds to wait for a log that is being read, and between two looks.
-_READ_S, _POLL_S = 10.0, 0.1
+# The most seconds to wait for the log of an ended and of a running job, and between two looks.
+_READ_S, _LIVE_READ_S, _POLL_S = 10.0, 2.0, 0.1
 
 
 class Live:
@@ -237,9 +237,16 @@ class ChartPanel:
 
 async def until_read(log: LogTable) -> None:
     """Wait until the log of a job was read, at most some seconds; that of a running one to now."""
-    end_s = time.monotonic() + _READ_S
-    while time.monotonic() < end_s:
+    begun_s = time.monotonic()
+    before = 0
+    while True:
         page = await in_thread(log.page, Selection(), 0, 0)
-        if page.is_complete or page.error or (page.is_live and page.total):
+        # What a running job has written so far has been read once no more lines arrive.
+        is_read = (
+            page.is_complete or bool(page.error) or (page.is_live and 0 < page.total == before)
+        )
+        limit_s = _LIVE_READ_S if page.is_live else _READ_S
+        if is_read or time.monotonic() > begun_s + limit_s:
             return
+        before = page.total
         await asyncio.sleep(_POLL_S)

@@ -11,12 +11,12 @@ from nicegui import ui
 
 from cloudjob.console.now import Now, now, spark
 from cloudjob.console.pages.frame import heading
-from cloudjob.console.pages.live import Live
+from cloudjob.console.pages.live import Live, until_read
 from cloudjob.console.state import Console
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import BackendError
 from cloudjob.model import summary
-from cloudjob.model.status import JobStatus
+from cloudjob.model.status import JobState, JobStatus
 from cloudjob.tracking import Job
 
 _LINES = 8
@@ -42,6 +42,9 @@ class NowPanel(Live):
         if status is None or status.is_over:
             self.container.clear()
             return ""
+        if self._shown is None and status.state is JobState.RUNNING:
+            # The first steps of a long training are not what it does now.
+            await until_read(await in_thread(self._console.log, self.job.id))
         found = await in_thread(self._read, status)
         if self._shown is None:
             self._build()

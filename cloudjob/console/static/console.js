@@ -18,7 +18,15 @@ const console_ui = (() => {
   // A tooltip of a chart is HTML.
   const safe = (text) => String(text).replace(/[&<>"']/g, (mark) => `&#${mark.charCodeAt(0)};`);
   const now = () => Date.now() / 1000;
-  const local = (s) => (s ? new Date(s * 1000).toLocaleString() : "");
+  // As all views show a time: 2026-11-27 14:05:09 +08:00. Later than the year 9999 is none.
+  const local = (s) => {
+    if (!(s > 0 && s < 253402300800)) return "";
+    const minutes = -new Date(s * 1000).getTimezoneOffset();
+    const there = new Date((s + 60 * minutes) * 1000).toISOString();
+    const [hours, rest] = [Math.floor(Math.abs(minutes) / 60), Math.abs(minutes) % 60];
+    const zone = minutes ? `${minutes < 0 ? "-" : "+"}${pad(hours)}:${pad(rest)}` : "UTC";
+    return `${there.slice(0, 10)} ${there.slice(11, 19)} ${zone}`;
+  };
 
   // -- jobs ------------------------------------------------------------------------------------
   let states = "all";
@@ -415,7 +423,7 @@ const console_ui = (() => {
   const isFailure = ({ api, data }) => Boolean(data?.line) && viewOf(api).failed === data.line;
   const isChosen = (params) => Boolean(params.data?.line) && viewOf(params.api).line === params.data.line && !isFailure(params);
 
-  const clock = ({ value }) => (value ? new Date(value * 1000).toLocaleTimeString([], { hour12: false }) : "");
+  const clock = ({ value }) => local(value).slice(11, 19);
   const since = ({ value }) => (value ? `at ${local(value)} or some seconds later` : "");
 
   // The icon of the tab has a dot in the colour of the state of the page's job.

@@ -126,6 +126,8 @@ def test_the_silent_rank_and_the_failed_rank_stand_out():
         "waiting: 2",
     ]
     assert by_state.note == "failed: rank 33"
+    # A border separates cells of the same colour.
+    assert len({cell["itemStyle"]["borderColor"] for cell in cells(by_state).values()}) == 1
 
 
 def states(*samples: Sample, **status: Any) -> dict[int, str]:
@@ -223,6 +225,10 @@ def test_a_rank_that_has_ended_shows_what_it_used_while_it_ran():
 
     assert cell["value"][2] == 104.9
     assert cell["state"] == "ended well"
+    [memory] = [
+        each for each in charts.resources(journals, STATUS) if "of each rank (MB)" in each.title
+    ]
+    assert memory.option["series"][0]["data"] == [(0.0, 104.9)]
 
 
 def test_a_metric_has_a_chart_with_a_line_for_each_rank_and_event_file():
