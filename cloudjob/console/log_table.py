@@ -54,8 +54,9 @@ _OTHER_SETS = re.compile(r"val|test|eval", re.IGNORECASE)
 _MAX_SELECTIONS = 8
 # The number of unfinished lines that a page shows below the others.
 _MAX_UNFINISHED = 16
-# The characters of the mark of a rank, and no character, with which every text begins.
+# The characters of the mark of a rank, and no character, with which every text begins; all marks.
 _MARK = b"[0123456789]+ "
+_MARKS = re.compile(rb"^\[\d{1,9}\]\+? ", re.MULTILINE)
 # Blocks of whole lines with the marks of their ranks. Lines are numbered from 1; ``first`` is that
 # of the block's first line, and ``at`` is in seconds since 1970, 0 if unknown.
 _SCHEMA = """
@@ -502,7 +503,10 @@ class LogTable:
                     if self._is_closed:
                         return False
                     self._add(piece)
-                    self._add_metrics(reader.add(piece.node, piece.data), piece.at)
+                # This takes far longer, and a page needs the lines first.
+                points = reader.add(piece.node, piece.data)
+                with self._lock:
+                    self._add_metrics(points, piece.at)
                 if time.monotonic() > self._requested_at_s + _UNWATCHED_S:
                     return False
             return True
@@ -620,23 +624,17 @@ def _matching(block: bytes, which: Selection) -> Sequence[int]:
 
 
 def _matching_expression(block: bytes, mark: bytes, pattern: Pattern) -> list[int]:
-    if mark not in block:
+    if mark not in block or not pattern.may_match(block):
         return []
-    starts = pattern.line_starts(block)
-    if starts is not None and next(starts, None) is None:
-        return []
-    return [
-        index
-        for index, line in enumerate(block.split(b"\n")[:-1])
-        if line.startswith(mark) and pattern.search(lines.read(line).data)
-    ]
+    # The marks of ranks are not searched.
+    found = pattern.matching_lines(_MARKS.sub(b"", block))
+    texts = block.split(b"\n")
+    return [index for index in found if texts[index].startswith(mark)]
 
 
 @lru_cache(_MAX_SELECTIONS)
 def _pattern(text: str) -> Pattern:
     try:
-        # The message names the expression as it was written.
-        Pattern(text)
-        return Pattern(f"(?i){text}")
+        return Pattern(text, ignores_case=True)
     except ValueError as error:
         raise UsageError(f"searching the log for {text}: it {error}") from error

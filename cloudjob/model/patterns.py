@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -20,6 +21,10 @@ _MAX_CHARACTERS = 4000
 _MAX_MATCHES = 100
 # What would not mean the same in several lines as in one; a ^ is allowed in [^…].
 _OF_ONE_LINE = re.compile(r"\\[AzQ]|\(\?[a-zA-Z]*-|(?<![\[\\])\^")
+# No part of such an expression matches a newline, and all of it means the same in several lines.
+_WITHIN_LINES = re.compile(
+    r"(?:[^\x00-\x1f\\[(^]|\\[dwSbB.*+?|(){}\[\]/-]|\[(?![:^])|\((?!\?)|\(\?(?:i\)|:|P<))*"
+)
 # Python reads it as {0,3}, RE2 as these characters.
 _OPEN_REPEAT = re.compile(r"(?<!\\)\{,\d+\}")
 _UNLIMITED = re.compile(
@@ -45,12 +50,13 @@ class Pattern:
 
     Args:
         text: The expression; bytes that are not UTF-8 are escaped as by ``os.fsdecode``.
+        ignores_case: Whether it matches small and capital letters alike.
 
     Raises:
         ValueError: It cannot be used; the message begins with ``is not …`` or the like.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, ignores_case: bool = False) -> None:
         if len(text) > _MAX_CHARACTERS:
             raise ValueError(
                 f"is too long (given {len(text)} characters; at most {_MAX_CHARACTERS})"
@@ -59,7 +65,7 @@ class Pattern:
             raise ValueError(
                 f"has a repeat without a beginning (given {given(text)}; write {{0,N}})"
             )
-        self._regexp, self._is_utf8 = _compiled(text)
+        self._regexp, self._is_utf8 = _compiled(text, ignores_case=ignores_case)
         self.groups: int = self._regexp.groups
         self.steps: int = self._regexp.programsize
         if self.steps > MAX_STEPS:
@@ -69,7 +75,10 @@ class Pattern:
         in_lines = _in_lines(text) if self._is_utf8 else ""
         # At the start of a line, it also allows the mark of a rank.
         self._is_exact_in_lines = not text.startswith("^")
-        self._in_lines = _compiled(in_lines, never_nl=True)[0] if in_lines else None
+        compiled = partial(_compiled, ignores_case=ignores_case)
+        self._in_lines = compiled(in_lines, never_nl=True)[0] if in_lines else None
+        runs = _runs(text) if self._is_utf8 else ""
+        self._runs = compiled(runs)[0] if runs else None
 
     def search(self, line: bytes) -> bool:
         """Whether a line contains a match."""
@@ -94,6 +103,26 @@ class Pattern:
             None if each line must be searched on its own.
         """
         return None if self._in_lines is None else _line_starts(lines, self._in_lines)
+
+    def may_match(self, lines: bytes) -> bool:
+        """Whether one of many lines may match; each may begin with the mark of its rank."""
+        starts = self.line_starts(self._readable(lines))
+        return starts is None or next(starts, None) is not None
+
+    def matching_lines(self, lines: bytes) -> Iterator[int]:
+        """Yield the numbers, from 0, of the lines that match; each ends with a newline."""
+        text = self._readable(lines)
+        if self._runs is None:
+            search = self._regexp.search
+            yield from (n for n, line in enumerate(text.split(b"\n")[:-1]) if search(line))
+            return
+        number = at = 0
+        for match in self._runs.finditer(text):
+            start, end = match.span()
+            number += text.count(b"\n", at, start)
+            count = text.count(b"\n", start, end)
+            yield from range(number, number + count)
+            number, at = number + count, end
 
     def values(self, line: bytes) -> Iterator[Value]:
         """Yield what the matches in a line select, of the first hundred matches."""
@@ -154,10 +183,22 @@ def _in_lines(text: str) -> str:
     return f"(?m)^(?:\\[[0-9]+\\] )?(?:{rest})" if rest != text else f"(?m)(?:{rest})"
 
 
-def _compiled(text: str, *, never_nl: bool = False) -> tuple[Any, bool]:
+def _runs(text: str) -> str:
+    """Return an expression that matches as many lines as follow each other, else empty.
+
+    It is fast if most lines match.
+    """
+    rest = text.removeprefix("^")
+    if not _WITHIN_LINES.fullmatch(rest) or (rest != text and "|" in rest):
+        return ""
+    return rf"(?m)(?:^{'.*' if rest == text else ''}(?:{rest}).*\n)+"
+
+
+def _compiled(text: str, *, ignores_case: bool = False, never_nl: bool = False) -> tuple[Any, bool]:
     """Return the expression for RE2, and whether it is UTF-8; else it matches bytes.
 
     Args:
+        ignores_case: It matches small and capital letters alike.
         never_nl: No part of it matches a newline.
     """
     try:
@@ -168,6 +209,7 @@ def _compiled(text: str, *, never_nl: bool = False) -> tuple[Any, bool]:
     options = re2.Options()
     options.log_errors = False
     options.never_nl = never_nl
+    options.case_sensitive = not ignores_case
     is_utf8 = not any("\udc80" <= character <= "\udcff" for character in text)
     if not is_utf8:
         options.encoding = re2.Options.Encoding.LATIN1
