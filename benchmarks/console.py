@@ -50,10 +50,10 @@ def main() -> int:
         home.mkdir(mode=0o700)
         job = _submit(home, Path(name))
         _record(home)
-        found = _measure(home, job)
-    found["load"] = os.getloadavg()[0]
-    print(json.dumps({key: round(value, 3) for key, value in found.items()}))
-    return int(any(found[key] > limit for key, limit in LIMITS.items()))
+        figures = _measure(home, job)
+    figures["load"] = os.getloadavg()[0]
+    print(json.dumps({key: round(value, 3) for key, value in figures.items()}))
+    return int(any(figures[key] > limit for key, limit in LIMITS.items()))
 
 
 def _submit(home: Path, folder: Path) -> str:
@@ -108,7 +108,7 @@ def _measure(home: Path, job: str) -> dict[str, float]:
         driver.get(link)
         # The first visit fills the browser's cache.
         _shown(driver, base, ".jobs-grid .ag-center-cols-container .ag-row")
-        found = {
+        figures = {
             "jobs_s": _shown(driver, base, ".jobs-grid .ag-center-cols-container .ag-row"),
             "job_s": _shown(driver, f"{base}/job/{job}", ".facts"),
         }
@@ -116,18 +116,18 @@ def _measure(home: Path, job: str) -> dict[str, float]:
         state = "return document.getElementById('log-state')?.innerText || ''"
         _await(lambda: re.fullmatch(r"[0-9,]{7} lines", driver.execute_script(state)))
         url = f"{base}/api/jobs/{job}/log"
-        found["scroll_s"] = _fetch(driver, f"{url}?start={LINES // 2}&end={LINES // 2 + 200}")
-        found["search_s"] = max(
+        figures["scroll_s"] = _fetch(driver, f"{url}?start={LINES // 2}&end={LINES // 2 + 200}")
+        figures["search_s"] = max(
             _fetch(driver, f"{url}?start=0&end=200&text={text}")
             for text in ("loss", "step%20249999")
         )
         status = Path(f"/proc/{console.pid}/status").read_text()
-        found["console_mib"] = int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024
+        figures["console_mib"] = int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024
     finally:
         driver.quit()
         console.send_signal(signal.SIGTERM)
         console.wait(60)
-    return found
+    return figures
 
 
 def _options() -> Options:
@@ -143,9 +143,9 @@ def _shown(driver: webdriver.Chrome, url: str, selector: str) -> float:
     source = {"source": _WATCH % json.dumps(selector)}
     script = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
     driver.get(url)
-    shown = _await(lambda: driver.execute_script("return window.shownAt"))
+    moment = _await(lambda: driver.execute_script("return window.shownAt"))
     driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
-    return float(shown)
+    return float(moment)
 
 
 def _fetch(driver: webdriver.Chrome, url: str) -> float:
@@ -160,8 +160,8 @@ def _fetch(driver: webdriver.Chrome, url: str) -> float:
 def _await(look: Any) -> Any:
     end_s = time.monotonic() + _LIMIT_S
     while time.monotonic() < end_s:
-        if found := look():
-            return found
+        if answer := look():
+            return answer
         time.sleep(0.1)
     raise TimeoutError("the console does not show what is measured")
 

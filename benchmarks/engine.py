@@ -79,9 +79,9 @@ class Engine:
     def remove(self, label: str) -> None:
         """Remove every container and network with this label."""
         filters = {"label": [label]}
-        found = self.request("GET", "/containers/json", all=True, filters=filters)
+        containers = self.request("GET", "/containers/json", all=True, filters=filters)
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            list(threads.map(self._remove, found))
+            list(threads.map(self._remove, containers))
         for item in self.request("GET", "/networks", filters=filters):
             self._gone("DELETE", f"/networks/{item['Id']}")
 

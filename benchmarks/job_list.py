@@ -34,15 +34,15 @@ def main() -> int:
         os.environ["CLOUDJOB_HOME"] = name
         _plant(Path(name))
         start_s = _least_s(("list", "--limit", "1"))
-        found = {
+        figures = {
             "start": start_s,
             "pipe": _least_s(("list",)) - start_s,
             "terminal": _least_s(("list",), is_terminal=True) - start_s,
             "json": _least_s(("list", "--json")) - start_s,
         }
-    found["load"] = os.getloadavg()[0]
-    print(json.dumps({key: round(value, 2) for key, value in found.items()}))
-    return 1 if any(found[key] > limit_s for key, limit_s in LIMIT_S.items()) else 0
+    figures["load"] = os.getloadavg()[0]
+    print(json.dumps({key: round(value, 2) for key, value in figures.items()}))
+    return 1 if any(figures[key] > limit_s for key, limit_s in LIMIT_S.items()) else 0
 
 
 def _plant(home: Path) -> None:

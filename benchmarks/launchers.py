@@ -184,8 +184,8 @@ def _horovod(bench: Bench, run: Path, launcher: _Launcher, *args: str) -> Comman
 def _msrun(bench: Bench, run: Path, launcher: _Launcher) -> Command:
     size = (f"--worker_num={launcher.ranks}", f"--local_worker_num={launcher.ranks}")
     meeting = (f"--master_port={_free_port()}", "--join=True", f"--log_dir={run / 'log'}")
-    shown = "--tail_worker_log=" + ",".join(str(rank) for rank in range(launcher.ranks))
-    args = ("-m", "mindspore.parallel.cluster.run", *size, *meeting, shown, launcher.script)
+    tail = "--tail_worker_log=" + ",".join(str(rank) for rank in range(launcher.ranks))
+    args = ("-m", "mindspore.parallel.cluster.run", *size, *meeting, tail, launcher.script)
     python = launcher.python(bench)
     return bench.command((python, *args), run, launcher.script, PATH=_first(bench, python))
 
@@ -221,9 +221,9 @@ def _framework(name: str) -> str:
         NotRun: No interpreter has it.
     """
     variable = f"CLOUDJOB_TEST_{name.upper()}"
-    found = os.environ.get(variable, "")
-    if found:
-        return found
+    path = os.environ.get(variable, "")
+    if path:
+        return path
     if name == "torch":
         return str(venv.prepare("torch") / "bin" / "python")
     raise NotRun(f"${variable} names no interpreter with it, as .ci/run makes one")

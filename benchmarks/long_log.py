@@ -31,7 +31,7 @@ _KINDS: dict[str, Callable[[int], bytes]] = {
 
 def main() -> int:
     """Measure, print, and return the exit code."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="cloudjob-long-log-") as name:
         folder = Path(name)
         os.environ["CLOUDJOB_HOME"] = str(folder / "home")
@@ -46,17 +46,17 @@ def main() -> int:
             _fill(log, line)
             for command, words in commands.items():
                 cpu_s, memory_mib = _measured(words)
-                found |= {f"{command}-{kind}_s": cpu_s, f"{command}-{kind}_mib": memory_mib}
-    found["load"] = os.getloadavg()[0]
-    print(json.dumps({key: round(value, 2) for key, value in found.items()}))
+                figures |= {f"{command}-{kind}_s": cpu_s, f"{command}-{kind}_mib": memory_mib}
+    figures["load"] = os.getloadavg()[0]
+    print(json.dumps({key: round(value, 2) for key, value in figures.items()}))
     is_slow = any(
-        found[f"{command}-{kind}_s"] > limit
+        figures[f"{command}-{kind}_s"] > limit
         for command, limit in LIMIT_S.items()
         for kind in _KINDS
     )
     # With a metric in many lines, all of its values are kept.
     is_large = any(
-        found[f"{command}-{kind}_mib"] > LIMIT_MIB
+        figures[f"{command}-{kind}_mib"] > LIMIT_MIB
         for command in LIMIT_S
         for kind in ("short", "empty")
     )

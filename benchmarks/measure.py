@@ -182,10 +182,10 @@ def _descendants(root: int) -> list[int]:
         state, parent = stat.rpartition(")")[2].split()[:2]
         if state != "Z":
             children.setdefault(int(parent), []).append(int(folder.name))
-    found: list[int] = []
+    descendants: list[int] = []
     waiting = [root]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += below
+        descendants += below
         waiting += below
-    return found
+    return descendants

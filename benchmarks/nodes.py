@@ -120,12 +120,12 @@ class Nodes:
         python = str(cloudjob.parent / "python")
         digest = _output((python, "-c", script)).strip()
         try:
-            found = self._engine.request("GET", f"/images/{image}/json")
+            details = self._engine.request("GET", f"/images/{image}/json")
         except EngineError as error:
             raise NotRun(
                 f"no image {image}: cloudjob image build base; --image names another"
             ) from error
-        if (found["Config"].get("Labels") or {}).get("cloudjob.entry") != digest:
+        if (details["Config"].get("Labels") or {}).get("cloudjob.entry") != digest:
             raise NotRun(f"the entry in {image} is of another version: cloudjob image build base")
 
     def _request(self, cloudjob: Path, image: str) -> dict[str, Any]:
@@ -170,10 +170,10 @@ class Nodes:
         ids = []
         for index, each in enumerate(request["containers"]):
             config = self._config(each["config"], index, labels)
-            made = self._engine.request(
+            details = self._engine.request(
                 "POST", "/containers/create", config, name=f"{self._name}-{index}"
             )
-            ids.append(made["Id"])
+            ids.append(details["Id"])
         for each in ids:
             self._engine.request("POST", f"/containers/{each}/start")
             state = self._engine.request("GET", f"/containers/{each}/json")["State"]
@@ -183,13 +183,13 @@ class Nodes:
         """Return the backend's configuration of a node, with the gate and our folder added."""
         (endpoint,) = config["NetworkingConfig"]["EndpointsConfig"].values()
         env = [text for text in config["Env"] if not _LEFT_OUT.match(text)]
-        given = [f"CLOUDJOB_SSH_KEY={_INSIDE}/key", f"WORKSPACE={_INSIDE}/jobs"]
+        settings = [f"CLOUDJOB_SSH_KEY={_INSIDE}/key", f"WORKSPACE={_INSIDE}/jobs"]
         mount = {"Type": "bind", "Source": str(self._folder), "Target": _INSIDE}
         return {
             **config,
             "Entrypoint": ["/usr/bin/tini", "--", "bash", f"{_INSIDE}/gate.sh", str(index)],
             "Cmd": [],
-            "Env": [text for text in env if not text.startswith("CLOUDJOB_SSH_KEY=")] + given,
+            "Env": [text for text in env if not text.startswith("CLOUDJOB_SSH_KEY=")] + settings,
             "Labels": labels,
             "HostConfig": {**config["HostConfig"], "NetworkMode": self._name, "Mounts": [mount]},
             "NetworkingConfig": {"EndpointsConfig": {self._name: endpoint}},
@@ -340,11 +340,11 @@ def engine_alone(pool: Pool, count: int) -> dict[str, float]:
             "Labels": label,
             "HostConfig": {"NetworkMode": name},
         }
-        made = engine.request("POST", "/containers/create", config, name=f"{name}-{index}")
-        return str(made["Id"])
+        container_id = engine.request("POST", "/containers/create", config, name=f"{name}-{index}")
+        return str(container_id["Id"])
 
-    def start(made: str) -> None:
-        engine.request("POST", f"/containers/{made}/start")
+    def start(container_id: str) -> None:
+        engine.request("POST", f"/containers/{container_id}/start")
 
     begun = time.perf_counter()
     try:

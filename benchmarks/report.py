@@ -74,12 +74,12 @@ def case_text(result: CaseResult, facts: dict[str, Any]) -> str:
 
 def pages(facts: dict[str, Any], results: Results, verdicts: list[Verdict]) -> dict[str, str]:
     """Return the tables in Markdown, by page name."""
-    found: dict[str, Results] = {}
+    results_of: dict[str, Results] = {}
     for name, result in results.items():
-        found.setdefault(_page(result.case.group), {})[name] = result
+        results_of.setdefault(_page(result.case.group), {})[name] = result
     return {
         page: _markdown(page, facts, cases, [v for v in verdicts if _is_of(v, cases)])
-        for page, cases in found.items()
+        for page, cases in results_of.items()
     }
 
 

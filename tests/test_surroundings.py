@@ -14,15 +14,15 @@ def test_every_test_gets_every_row_in_the_course_of_time(monkeypatch: pytest.Mon
     rows = [row.name for row in TABLE if not row.missing()]
     start = datetime.date(2026, 11, 26)
 
-    found = []
+    names = []
     for number in range(len(rows)):
         day = start + datetime.timedelta(days=number)
         monkeypatch.setenv(VARIABLE, day.isoformat())
         row = surroundings.choose("a test", needs_own_folder=False)
         assert row is not None
-        found.append(row.name)
+        names.append(row.name)
 
-    assert sorted(found) == sorted(rows)
+    assert sorted(names) == sorted(rows)
 
 
 def test_a_variable_repeats_a_row_or_switches_them_off(monkeypatch: pytest.MonkeyPatch):

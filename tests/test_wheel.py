@@ -146,7 +146,7 @@ def test_wheel_and_sdist_hold_docs_examples_and_job_files(project: Path, wheel: 
         in_wheel = set(archive.namelist())
     with tarfile.open(next(project.glob("dist/*.tar.gz"))) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
-    shown = {
+    packaged = {
         path.relative_to(project).as_posix()
         for name in ("docs", "examples", "configs")
         for path in (project / name).rglob("*")
@@ -154,8 +154,8 @@ def test_wheel_and_sdist_hold_docs_examples_and_job_files(project: Path, wheel: 
     }
 
     assert wheel.name.startswith(f"cloudjob-{cloudjob.__version__}-")
-    assert {f"cloudjob/{name}" for name in shown} <= in_wheel
-    assert shown | {"CONTRIBUTING.md", "scripts/build-release"} <= in_sdist
+    assert {f"cloudjob/{name}" for name in packaged} <= in_wheel
+    assert packaged | {"CONTRIBUTING.md", "scripts/build-release"} <= in_sdist
 
 
 def test_the_wheel_alone_runs_a_job(env_without_extras: Path, tmp_path: Path):
@@ -183,10 +183,10 @@ def test_a_command_whose_extra_is_missing_names_it(
 ):
     (tmp_path / "kubeconfig").write_text(KUBECONFIG)
     done = _cloudjob(env_without_extras, tmp_path, *COMMANDS[extra])
-    shown = done.stdout + done.stderr
+    output = done.stdout + done.stderr
 
-    assert f"pip install 'cloudjob[{extra}]'" in shown
-    assert "Traceback" not in shown
+    assert f"pip install 'cloudjob[{extra}]'" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("extra", ["", *sorted(set(EXTRAS.values()))])
@@ -212,11 +212,11 @@ def _check_command(extra: str, folder: Path, cwd: Path) -> None:
     if extra == "console":
         args = ("report", "no-such-job")
     done = _cloudjob(folder, cwd, *args)
-    shown = done.stdout + done.stderr
+    output = done.stdout + done.stderr
 
-    assert shown
-    assert f"cloudjob[{extra}]" not in shown
-    assert "Traceback" not in shown
+    assert output
+    assert f"cloudjob[{extra}]" not in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.lengthy
@@ -246,30 +246,30 @@ def _imports(extra: str) -> Iterator[str]:
         needed = next((EXTRAS[part] for part in EXTRAS if name.startswith(part)), "")
         if needed == extra:
             # In `from package import name`, the name need not be a module.
-            found = imported(ast.parse(path.read_bytes()))
-            yield from (module for module in found if module != "__future__")
+            modules = imported(ast.parse(path.read_bytes()))
+            yield from (module for module in modules if module != "__future__")
 
 
 def _needed(folder: Path, extras: Sequence[str]) -> list[Distribution]:
     """Return the distributions of the test environment that the wheel and the extras need."""
-    own = PathDistribution(next(_site(folder).glob("cloudjob-*.dist-info")))
-    found: dict[tuple[str, str], Distribution] = {}
+    ours = PathDistribution(next(_site(folder).glob("cloudjob-*.dist-info")))
+    dist_of: dict[tuple[str, str], Distribution] = {}
 
     def add(dist: Distribution, extra: str) -> None:
         name = canonicalize_name(dist.metadata["Name"])
-        if (name, extra) in found:
+        if (name, extra) in dist_of:
             return
-        found[name, extra] = dist
+        dist_of[name, extra] = dist
         for text in dist.requires or ():
             needed = Requirement(text)
             if needed.marker is None or needed.marker.evaluate({"extra": extra}):
-                other = own if needed.name == "cloudjob" else distribution(needed.name)
+                other = ours if needed.name == "cloudjob" else distribution(needed.name)
                 for each in ("", *needed.extras):
                     add(other, each)
 
     for extra in ("", *extras):
-        add(own, extra)
-    return [dist for (name, _), dist in found.items() if name != "cloudjob"]
+        add(ours, extra)
+    return [dist for (name, _), dist in dist_of.items() if name != "cloudjob"]
 
 
 def _link(dists: list[Distribution], folder: Path) -> None:

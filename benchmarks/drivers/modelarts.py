@@ -75,9 +75,9 @@ def list_(home: Path, address: Any, count: str) -> dict[str, float]:
     for number in range(_PAGES):
         for body, each in zip(bodies, took, strict=True):
             begun = time.monotonic()
-            found = client._call("POST", "/training-job-searches", "searching jobs", json=body)
+            answer = client._call("POST", "/training-job-searches", "searching jobs", json=body)
             each.append(time.monotonic() - begun)
-            assert len(found["items"]) == 50, found["total"]
+            assert len(answer["items"]) == 50, answer["total"]
         if number == _PAGES // 10:
             before = _rss_mib(address["pid"])
     after = _rss_mib(address["pid"])

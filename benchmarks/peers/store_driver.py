@@ -45,22 +45,22 @@ class Client(NamedTuple):
 
 def main(client: str, way: str, size: str, folder: Path, prefix: str) -> None:
     """Time one client in one direction."""
-    made = _CLIENTS[client]()
+    peer = _CLIENTS[client]()
     source = folder / size
     files = sorted(path for path in source.iterdir())
     target = Path(os.environ["TMPDIR"], "out")
     target.mkdir()
     began = time.perf_counter()
-    if made.whole is not None:
-        made.whole(way, source if way == "up" else target, f"{prefix}{size}/")
+    if peer.whole is not None:
+        peer.whole(way, source if way == "up" else target, f"{prefix}{size}/")
     elif way == "up":
-        _each(made.up, [(path, f"{prefix}{size}/{path.name}") for path in files])
+        _each(peer.up, [(path, f"{prefix}{size}/{path.name}") for path in files])
     else:
         pairs = [(target / path.name, f"{prefix}{size}/{path.name}") for path in files]
-        if made.many is not None and size == "small":
-            made.many(pairs)
+        if peer.many is not None and size == "small":
+            peer.many(pairs)
         else:
-            _each(made.down, pairs)
+            _each(peer.down, pairs)
     print(time.perf_counter() - began)
     if way == "down":
         _check(files, target)
@@ -77,10 +77,10 @@ def _each(move: Move | None, pairs: list[tuple[Path, str]]) -> None:
 
 def _check(files: list[Path], target: Path) -> None:
     for path in files:
-        found, expected = (
+        actual, expected = (
             hashlib.sha256(p.read_bytes()).digest() for p in (target / path.name, path)
         )
-        if found != expected:
+        if actual != expected:
             sys.exit(f"{path.name} did not arrive as it was")
 
 

@@ -44,7 +44,7 @@ def open_backend(name: str, home: Path, options: dict[str, Any] | None = None) -
         )
     module, _, cls = BACKENDS[name].location.partition(":")
     try:
-        found = getattr(import_module(module), cls)
+        backend_class = getattr(import_module(module), cls)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("cloudjob"):
             raise
@@ -52,5 +52,5 @@ def open_backend(name: str, home: Path, options: dict[str, Any] | None = None) -
             f"opening the backend {name}: {error.name} is not installed",
             hint=f"pip install 'cloudjob[{name}]'",
         ) from error
-    backend: Backend[Any] = found(home, options or {})
+    backend: Backend[Any] = backend_class(home, options or {})
     return backend

@@ -67,8 +67,8 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 def node_logs(folder: Path) -> dict[int, Path]:
     """Return the log of each node in a folder, by the node's number."""
     paths = {path.stem.removeprefix("node-"): path for path in folder.glob("node-*.log")}
-    found = {int(name): path for name, path in paths.items() if name.isdecimal()}
-    return dict(sorted(found.items()))
+    path_of = {int(name): path for name, path in paths.items() if name.isdecimal()}
+    return dict(sorted(path_of.items()))
 
 
 def read_file(path: Path, offset: int = 0) -> Iterator[bytes]:

@@ -21,9 +21,14 @@ def read(handle: str, scheme: str, count: int = 0) -> list[str]:
     Raises:
         JobNotFound: The handle does not have this scheme.
     """
-    found, _, rest = handle.partition("://")
+    handle_scheme, _, rest = handle.partition("://")
     parts = rest.split("/")
-    if found != scheme or not parts[-1] or len(parts) < 2 or (count and len(parts) != count):
+    if (
+        handle_scheme != scheme
+        or not parts[-1]
+        or len(parts) < 2
+        or (count and len(parts) != count)
+    ):
         backend = scheme.partition("+")[0]
         raise JobNotFound(f"looking for {handle}: this is not a handle of the backend {backend}")
     return parts

@@ -53,13 +53,13 @@ def choose(requested: str, key: str) -> Interpreter:
         BackendError: There is no such program.
     """
     if requested:
-        found = shutil.which(requested)
-        if found is None:
+        program = shutil.which(requested)
+        if program is None:
             raise BackendError(
                 f"looking for {key}: {requested}: there is no such program",
                 hint="give the path of a Python interpreter",
             )
-        return Interpreter(str(Path(found).absolute()), key)
+        return Interpreter(str(Path(program).absolute()), key)
     stale = ""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         prefix = os.environ.get(variable)
@@ -77,8 +77,8 @@ def installed_in(python: str) -> tuple[str, ...]:
         folder = Path(python).resolve().parent.parent
     # Debian keeps its own packages apart from those that pip installs.
     folders = {folder, Path("/usr/local")} - {Path("/usr")}
-    found = (folder / name for folder in folders for name in ("bin", "lib"))
-    return tuple(sorted(str(path) for path in found if path.is_dir()))
+    places = (folder / name for folder in folders for name in ("bin", "lib"))
+    return tuple(sorted(str(path) for path in places if path.is_dir()))
 
 
 class PathFile(NamedTuple):
@@ -92,12 +92,12 @@ def editable_installs(python: str) -> tuple[PathFile, ...]:
     """Return the ``.pth`` files of an interpreter's environment."""
     prefix = Path(python).parent.parent
     user = os.environ.get("PYTHONUSERBASE") or str(Path("~/.local").expanduser())
-    found = set()
+    installs = set()
     for folder in {prefix, prefix.resolve(), Path("/usr/local"), Path(user)}:
         for path in folder.glob("lib/python3*/*-packages/*.pth"):
             with contextlib.suppress(OSError):
-                found.add(PathFile(path, path.read_text(errors="replace")))
-    return tuple(sorted(found))
+                installs.add(PathFile(path, path.read_text(errors="replace")))
+    return tuple(sorted(installs))
 
 
 def source_variables(spec: JobSpec, installs: tuple[PathFile, ...]) -> dict[str, str]:
@@ -133,9 +133,9 @@ def path_with_mpirun() -> str:
 
     A wheel of Open MPI installs it there.
     """
-    path, own = os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)
-    if shutil.which("mpirun", path=path) is None and shutil.which("mpirun", path=own):
-        return f"{path}{os.pathsep}{own}"
+    path, our_bin = os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)
+    if shutil.which("mpirun", path=path) is None and shutil.which("mpirun", path=our_bin):
+        return f"{path}{os.pathsep}{our_bin}"
     return path
 
 
@@ -150,10 +150,10 @@ def libmpi_of(mpirun: str, python: str) -> str:
     environment = Path(python).parent.parent
     if prefix == environment or not any((environment / "lib").glob("libmpi.so*")):
         return ""
-    found = sorted(prefix.glob("lib/libmpi.so.*")) + sorted(
+    libraries = sorted(prefix.glob("lib/libmpi.so.*")) + sorted(
         prefix.glob("lib/*-linux-*/libmpi.so.*")
     )
-    return str(found[0]) if found else ""
+    return str(libraries[0]) if libraries else ""
 
 
 def entry_of(home: Path) -> str:
@@ -213,11 +213,11 @@ def _unpack(archive: Path, folder: Path) -> None:
         )
         if done.returncode:
             raise OSError(0, why_failed(done.returncode, done.stderr).rpartition(": ")[2])
-        made = Path(scratch, "entry")
-        (made / _DIGEST).write_text(_digest(made), encoding="ascii")
+        unpacked = Path(scratch, "entry")
+        (unpacked / _DIGEST).write_text(_digest(unpacked), encoding="ascii")
         try:
-            made.rename(folder)
+            unpacked.rename(folder)
         except OSError:
             if not _is_whole(folder):
                 folder.rename(Path(scratch, "damaged"))
-                made.rename(folder)
+                unpacked.rename(folder)

@@ -134,12 +134,12 @@ def _run(arguments: list[str]) -> int:
 
     parser = parser_of(arguments[0] if arguments else "")
     # The arguments after the script are passed on unchanged; argparse would remove "--" from them.
-    own, rest = split_at_script(parser, arguments)
-    options = parser.parse_args(own)
+    our_arguments, rest = split_at_script(parser, arguments)
+    options = parser.parse_args(our_arguments)
     if options.command is None:
         parser.print_help()
         return 2
-    options.rest, options.is_marked = rest, "--" in own
+    options.rest, options.is_marked = rest, "--" in our_arguments
     print_library_log()
     _need_files()
     file_systems.watch(home())

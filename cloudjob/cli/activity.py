@@ -116,9 +116,9 @@ def _progress(phases: Iterable[journal.Phase]) -> str:
 
 
 def _numbers(nodes: Sequence[int]) -> str:
-    shown = ", ".join(str(node) for node in nodes[:_MAX_NUMBERS])
+    listed = ", ".join(str(node) for node in nodes[:_MAX_NUMBERS])
     more = f" and {len(nodes) - _MAX_NUMBERS} more" if len(nodes) > _MAX_NUMBERS else ""
-    return f"node{'s' * (len(nodes) > 1)} {shown}{more}"
+    return f"node{'s' * (len(nodes) > 1)} {listed}{more}"
 
 
 class Activity:
@@ -191,12 +191,12 @@ class Activity:
 _SILENT_S = 10
 
 
-def silence_text(found: Journals) -> str:
+def silence_text(journals: Journals) -> str:
     """Return how long all ranks have printed nothing, and which one the longest; empty if short.
 
     A job in which only one rank prints is silent once that one is.
     """
-    running, silent_s = found.running, found.silent_s
+    running, silent_s = journals.running, journals.silent_s
     if silent_s < _SILENT_S:
         return ""
     _, node, first = max(running, key=lambda point: point.sample.quiet_s)

@@ -69,7 +69,7 @@ def warn_of_notifications(ended: Job | Sweep) -> None:
         print_message(f"warning: {message}")
 
 
-def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None = None) -> None:
+def stream(job: Job, descriptor: int, *, follow: bool, selection: LogFilter | None = None) -> None:
     """Show a job's log as it arrives: the ranks' output there, messages of the entry on stderr.
 
     On a terminal, the states of progress bars are shown below a log that is followed; without
@@ -81,9 +81,9 @@ def stream(job: Job, descriptor: int, *, follow: bool, shown: LogFilter | None =
 
     terminals = [number for number in (descriptor, 2) if follow and is_terminal(number)]
     screen = Screen(is_live=os.isatty(descriptor), are_messages_live=os.isatty(2))
-    activity = None if shown else Activity(job)
+    activity = None if selection else Activity(job)
     add = activity.add if activity else None
-    every, start = shown or cloudjob.LogFilter(), b""
+    every, start = selection or cloudjob.LogFilter(), b""
     with LiveLines(terminals[0] if terminals else None) as live:
         for piece in every.pieces(job, follow=follow, on_journal=add):
             start = _local_time(piece.at) if every.is_timed else b""

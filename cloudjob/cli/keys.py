@@ -92,13 +92,13 @@ class Position:
         self.first = 0
         self.order = self._orders[0]
 
-    def apply(self, key: Key, shown: int) -> None:
+    def apply(self, key: Key, page_rows: int) -> None:
         """Move or sort as a key says.
 
         Args:
             shown: The number of rows that are shown.
         """
-        page = max(1, shown)
+        page = max(1, page_rows)
         steps = {Key.UP: -1, Key.DOWN: 1, Key.PAGE_UP: -page, Key.PAGE_DOWN: page}
         if key is Key.SORT:
             self.order = self._orders[(self._orders.index(self.order) + 1) % len(self._orders)]
@@ -109,9 +109,9 @@ class Position:
         """Keep at least one of ``rows`` shown."""
         self.first = min(self.first, max(0, rows - 1))
 
-    def footer(self, shown: int, rows: int) -> str:
+    def footer(self, page_rows: int, rows: int) -> str:
         """Return how many rows are not shown, and which keys show them."""
-        below = rows - self.first - shown
+        below = rows - self.first - page_rows
         hidden = [f"{self.first} above"] if self.first else []
         hidden += [f"{below} more"] if below > 0 else []
         keys = f"q:quit  s:sort  j/k:scroll  by {self.order}"

@@ -125,13 +125,13 @@ class LiveLines:
 
         assert self._live
         most = max(1, self._live.console.height // 2)
-        shown = [Text.from_ansi(line.decode("utf-8", "replace").expandtabs()) for line in lines]
+        texts = [Text.from_ansi(line.decode("utf-8", "replace").expandtabs()) for line in lines]
         if len(lines) > most:
-            shown[most:] = [Text(f"… {len(lines) - most} more")]
-        for text in shown:
+            texts[most:] = [Text(f"… {len(lines) - most} more")]
+        for text in texts:
             text.no_wrap, text.overflow = True, "ellipsis"
         # The empty line puts the cursor below the lines, so that an echoed ^C is not part of them.
-        return Group(*shown, "")
+        return Group(*texts, "")
 
 
 @contextlib.contextmanager

@@ -38,8 +38,8 @@ def print_error(error: CloudJobError) -> None:
             print_message(f"error: {problem}")
         print_message(f"hint: {error.hint or _SPEC_HINT}")
     elif isinstance(error, NotReady):
-        for found, hint in error.problems:
-            print_message(f"error: {found}")
+        for what, hint in error.problems:
+            print_message(f"error: {what}")
             if hint:
                 print_message(f"hint: {hint}")
     else:
@@ -75,10 +75,10 @@ def print_name(name: str) -> None:
 
 def print_message(text: str) -> None:
     """Write a message to stderr, with unprintable characters escaped."""
-    shown = [one_line(line) for line in text.split("\n")]
+    lines = [one_line(line) for line in text.split("\n")]
     if has_colours(2):
-        shown = [_coloured(line) for line in shown]
-    write_stderr("\n".join(shown) + "\n")
+        lines = [_coloured(line) for line in lines]
+    write_stderr("\n".join(lines) + "\n")
 
 
 def has_colours(descriptor: int) -> bool:
@@ -91,7 +91,7 @@ def has_colours(descriptor: int) -> bool:
 
 
 def _coloured(line: str) -> str:
-    return re.sub(_COLOURED, lambda found: f"\x1b[{_COLOURS[found[0]]}m{found[0]}\x1b[0m", line)
+    return re.sub(_COLOURED, lambda word: f"\x1b[{_COLOURS[word[0]]}m{word[0]}\x1b[0m", line)
 
 
 def do_nothing() -> None:

@@ -91,12 +91,12 @@ class Parser(argparse.ArgumentParser):
             hint = f"{self.prog} --help"
         raise UsageError(f"reading the command line: {message}", hint=hint)
 
-    def _suggestion(self, given: str, known: list[str], shown: str) -> str:
+    def _suggestion(self, word: str, choices: list[str], template: str) -> str:
         import difflib
 
-        close = difflib.get_close_matches(given, known, n=1)
-        name = f"{self.prog} {close[0]}" if close and shown == "`{}`" else "".join(close)
-        return f"did you mean {shown.format(name)}?" if close else ""
+        close = difflib.get_close_matches(word, choices, n=1)
+        name = f"{self.prog} {close[0]}" if close and template == "`{}`" else "".join(close)
+        return f"did you mean {template.format(name)}?" if close else ""
 
     def _script(self, name: str) -> str:
         """Return a hint for a script that was given without the command submit."""
@@ -107,8 +107,8 @@ class Parser(argparse.ArgumentParser):
 
     def _names(self) -> list[str]:
         """Return the names of the commands, or of the actions of a command."""
-        found = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
-        return [name for action in found for name in action.choices]
+        groups = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
+        return [name for action in groups for name in action.choices]
 
     def _all_options(self) -> list[str]:
         """Return the options of this parser and of the command and actions below it."""
@@ -275,9 +275,9 @@ def given_flags(options: argparse.Namespace) -> dict[str, Any]:
         variables: dict[str, str] = {}
         for path in options.env_file:
             variables.update(read_env_file(path, os.environ))
-        given = flags.get("env", {})
-        assert isinstance(given, dict)
-        flags["env"] = {**variables, **given}
+        from_options = flags.get("env", {})
+        assert isinstance(from_options, dict)
+        flags["env"] = {**variables, **from_options}
     if options.script is not None:
         flags["script"] = options.script
         flags["args"] = tuple(options.rest)

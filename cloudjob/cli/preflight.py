@@ -23,13 +23,13 @@ def check_nodes(options: argparse.Namespace) -> int:
     """Check the nodes and print what was found; return 1 if no job could work on them."""
     with tempfile.TemporaryDirectory(prefix="cloudjob-doctor-") as source:
         Path(source, _SCRIPT).write_text("", encoding="ascii")
-        given = {name: getattr(options, name) for name in _KEYS if getattr(options, name)}
+        requested = {name: getattr(options, name) for name in _KEYS if getattr(options, name)}
         spec = cloudjob.job_spec(
             _SCRIPT,
             [],
             job_file=options.config,
             **{
-                **given,
+                **requested,
                 "source": source,
                 "name": "doctor",
                 "preflight": "full",

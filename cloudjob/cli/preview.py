@@ -35,18 +35,18 @@ def show(
 
     # The page shows the head and one worker.
     planned = 0 if options.show_request else None if options.json else 2
-    made = cloudjob.preview(spec, planned_nodes=planned)
+    result = cloudjob.preview(spec, planned_nodes=planned)
     if options.show_request or options.json:
-        for note in made.notes:
+        for note in result.notes:
             print_message(note)
         for name, text in sweep:
             print_message(f"{name}: {text}")
     if options.show_request:
-        print_request(made)
+        print_request(result)
     elif options.json:
-        print_all(made)
+        print_all(result)
     else:
-        print_page(made, spec, sweep)
+        print_page(result, spec, sweep)
 
 
 def print_request(preview: Preview) -> None:
@@ -87,8 +87,8 @@ def print_page(preview: Preview, spec: JobSpec, sweep: Sequence[tuple[str, str]]
 
 
 def _summary_rows(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
-    shown, package = preview.submission, preview.package
-    ranks = shown["procs_per_node"]
+    described, package = preview.submission, preview.package
+    ranks = described["procs_per_node"]
     yield "job", f"{spec.name}, on the backend {spec.backend}"
     total = f", {spec.nodes * ranks} in all" if spec.nodes > 1 and ranks else ""
     each = f"{counted(ranks, 'rank')} each" if ranks else "one rank for each GPU or NPU"
@@ -96,8 +96,8 @@ def _summary_rows(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
     if ranks and preview.ranks:
         yield "", preview.ranks
     why = f": {preview.choice.why}" if preview.choice else ""
-    yield "launcher", f"{shown['launcher']}{why}"
-    yield "command", shlex.join([spec.script, *shown["args"]])
+    yield "launcher", f"{described['launcher']}{why}"
+    yield "command", shlex.join([spec.script, *described["args"]])
     yield from zip(("python", "", ""), preview.python, strict=False)
     if spec.image:
         yield "image", spec.image
@@ -111,18 +111,18 @@ def _summary_rows(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "", f"left out: {path}: {reason}"
     if len(package.left_out) > _MAX_FILES:
         yield "", f"left out: {len(package.left_out) - _MAX_FILES} more, which --json lists"
-    yield "store", shown["code"]["uri"].rpartition(f"/{shown['job']}/")[0]
+    yield "store", described["code"]["uri"].rpartition(f"/{described['job']}/")[0]
 
 
-def _data_rows(shown: Mapping[str, Any], spec: JobSpec) -> Iterator[tuple[str, str]]:
-    for name, value in shown["env"].items():
+def _data_rows(described: Mapping[str, Any], spec: JobSpec) -> Iterator[tuple[str, str]]:
+    for name, value in described["env"].items():
         yield "variable", f"{name}={value}"
-    for name in shown["secrets"]:
+    for name in described["secrets"]:
         yield "secret", name
-    for name, uri in shown["inputs"].items():
+    for name, uri in described["inputs"].items():
         nodes = spec.input_nodes.get(name, "")
         yield "input", f"{name} from {uri}{f' on the nodes {nodes}' if nodes else ''}"
-    for name, uri in shown["outputs"].items():
+    for name, uri in described["outputs"].items():
         yield "output", f"{name} to {uri if spec.outputs[name] else 'the store'}"
     limit = f"{spec.timeout_min:g} min" if spec.timeout_min else "no time limit"
     retries = f", {spec.retries} retries" if spec.retries else ""

@@ -40,8 +40,8 @@ class Screen:
     @property
     def bars(self) -> dict[int, bytes]:
         """The unfinished line of each rank, such as the state of its progress bar."""
-        found = {rank: bars.last_state(part) for rank, part in sorted(self._parts.items())}
-        safe = {rank: _safe(text.rstrip(b"\r\n")) for rank, text in found.items()}
+        state_of = {rank: bars.last_state(part) for rank, part in sorted(self._parts.items())}
+        safe = {rank: _safe(text.rstrip(b"\r\n")) for rank, text in state_of.items()}
         return {rank: text for rank, text in safe.items() if text.strip()}
 
     def show(self, data: bytes, start: bytes = b"") -> tuple[bytes, bytes]:
@@ -149,7 +149,7 @@ def _safe(data: bytes) -> bytes:
     if not _NOT_PLAIN.search(data):
         return data
     text = data.decode("utf-8", "surrogateescape")
-    text = _CONTROL.sub(lambda found: found[1] or "", text)
+    text = _CONTROL.sub(lambda control: control[1] or "", text)
     if "\x1b" in text:
         body = text.rstrip("\n")
         text = body + _RESET + text[len(body) :]

@@ -45,16 +45,16 @@ def send(spec: JobSpec, options: argparse.Namespace) -> int:
             f"submit --detach: {most}, so the submit has to wait for them",
             hint=f"--max-parallel {len(jobs)} submits all at once; or leave --detach out",
         )
-    shown = StatusPrinter()
-    sweep = _submit_sweep(spec, options, shown, size)
+    printer = StatusPrinter()
+    sweep = _submit_sweep(spec, options, printer, size)
     if options.detach:
-        found = [status_json(status) for status in sweep.statuses()] if options.json else []
+        described = [status_json(status) for status in sweep.statuses()] if options.json else []
         if options.json:
-            print_json({"sweep": sweep.id, "jobs": found})
+            print_json({"sweep": sweep.id, "jobs": described})
         else:
             print(sweep.id)
         return 0
-    statuses = follow(sweep, shown)
+    statuses = follow(sweep, printer)
     if options.json:
         print_json({"sweep": sweep.id, "jobs": [status_json(status) for status in statuses]})
     return exit_code_of(statuses)
@@ -67,7 +67,7 @@ def _rows(jobs: Sequence[tuple[Mapping[str, str], JobSpec]], size: str) -> list[
 
 
 def _submit_sweep(
-    spec: JobSpec, options: argparse.Namespace, shown: StatusPrinter, size: str
+    spec: JobSpec, options: argparse.Namespace, printer: StatusPrinter, size: str
 ) -> Sweep:
     from cloudjob.cli.live import Transfers
 
@@ -86,7 +86,7 @@ def _submit_sweep(
                 spec,
                 resume=options.resume,
                 on_progress=transfers.report,
-                on_status=shown,
+                on_status=printer,
                 on_start=start,
             )
     except CloudJobError:
@@ -136,8 +136,8 @@ def exit_code_of(statuses: Sequence[JobStatus]) -> int:
 def sweep_of(name: str) -> Sweep | None:
     """Return the sweep with this id; None if the name is not the id of a sweep."""
     with contextlib.suppress(JobNotFound):
-        found = cloudjob.attach_sweep(name)
-        return found if found.id == name else None
+        sweep = cloudjob.attach_sweep(name)
+        return sweep if sweep.id == name else None
     return None
 
 

@@ -59,7 +59,7 @@ def print_fitting(
 
     cells = [[one_line(str(cell)) for cell in row] for row in rows[: max(1, height)]]
     width = Console().width
-    shown, used, count = [], 0, -1  # the headers are no row
+    printed, used, count = [], 0, -1  # the headers are no row
     for line in _folded(cells, headers, numbers).splitlines():
         line = line.rstrip()
         text = Text.from_ansi(line)
@@ -69,8 +69,8 @@ def print_fitting(
         if is_new and used > height and count >= 1:
             break
         count += is_new
-        shown.append(line)
-    print("\n".join(shown))
+        printed.append(line)
+    print("\n".join(printed))
     return count
 
 

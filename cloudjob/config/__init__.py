@@ -111,8 +111,8 @@ def load(
     _apply_source_limit(layers, values, origins)
     problems = [problem for layer in layers for problem in layer.problems]
     invalid = {key for layer in layers for key in layer.invalid}
-    spec, found = _spec(values, environ, cwd, invalid)
-    for key, what in found:
+    spec, invalid_later = _spec(values, environ, cwd, invalid)
+    for key, what in invalid_later:
         if needs_script or key != "script" or spec.script:
             nearest = next((layer for layer in layers[::-1] if key in layer.origins), options)
             problems.append(nearest.problem(key, what))
@@ -174,17 +174,17 @@ def _spec(
     values: dict[str, Any], environ: Mapping[str, str], cwd: Path, invalid: set[str]
 ) -> tuple[JobSpec, list[tuple[str, str]]]:
     """Return the job that the merged values describe, and its errors."""
-    found: list[tuple[str, str]] = []
+    unusable: list[tuple[str, str]] = []
     for name, place in values.get("secrets", {}).items():
         try:
             values["secrets"][name] = _secret(name, place, environ)
         except ValueError as error:
-            found.append((f"secrets.{name}", str(error)))
+            unusable.append((f"secrets.{name}", str(error)))
     if "script" in values and not _takes_command(values):
         script = _relative(values["script"], cwd / values["source"], cwd)
         values["script"] = name_on_nodes(script)
     spec, wrong = validate(values, invalid)
-    return spec, found + wrong
+    return spec, unusable + wrong
 
 
 def _secret(name: str, place: str, environ: Mapping[str, str]) -> str:
@@ -244,8 +244,8 @@ def _may_be_sent(folder: Path) -> bool:
     """Whether a folder may be sent by default: not a home folder, /tmp or a system folder."""
     is_shared = bool(folder.stat().st_mode & stat.S_IWOTH)
     is_system = any(folder.is_relative_to(system) for system in _SYSTEM)
-    own = Path.home().resolve()
-    return folder not in (own, *own.parents) and not is_shared and not is_system
+    home = Path.home().resolve()
+    return folder not in (home, *home.parents) and not is_shared and not is_system
 
 
 def _relative(script: str, source: Path, cwd: Path) -> str:
@@ -293,13 +293,13 @@ def _apply_source_limit(
     get the value, so that a copy of the job has the same limit.
     """
     backend = values.get("backend", JobSpec.KEYS["backend"].default)
-    own = values.get(backend, {}).get(_LIMIT)
-    if own is None or float(own) <= 0:
+    limit = values.get(backend, {}).get(_LIMIT)
+    if limit is None or float(limit) <= 0:
         return
     for layer in layers[::-1]:
-        for key, given in ((f"{backend}.{_LIMIT}", layer.values.get(backend, {})),
+        for key, layer_values in ((f"{backend}.{_LIMIT}", layer.values.get(backend, {})),
                            (_LIMIT, layer.values)):  # fmt: skip
-            if _LIMIT in given:
-                values[_LIMIT] = values[backend][_LIMIT] = given[_LIMIT]
+            if _LIMIT in layer_values:
+                values[_LIMIT] = values[backend][_LIMIT] = layer_values[_LIMIT]
                 origins[_LIMIT] = origins[f"{backend}.{_LIMIT}"] = layer.origins[key]
                 return

@@ -30,8 +30,8 @@ def files_of(
 ) -> list[File]:
     """Return the files that may hold a layer, the farthest first."""
     project = source / PROJECT_FILE
-    shown = PROJECT_FILE if source == cwd else str(project)
-    files = [_user_file(environ), File(project, "project file", shown)]
+    project_title = PROJECT_FILE if source == cwd else str(project)
+    files = [_user_file(environ), File(project, "project file", project_title)]
     if job_file is not None:
         job_path = cwd / job_file
         if job_path.absolute() == project.absolute():

@@ -137,7 +137,7 @@ class _Reader:
         lines: dict[str, int] = {}
         for key, value in node.value:
             name = str(key.value)
-            shown = one_line(dotted((*location, name)))
+            key_title = one_line(dotted((*location, name)))
             what = ""
             is_text = _shape(key) == "scalar" and key.tag in _TEXT_TAGS
             if not (is_text and name.isprintable()):
@@ -145,7 +145,7 @@ class _Reader:
             elif key.tag == _TAG + "merge":
                 what = "merge keys (<<) are not supported; write the keys out"
             elif name in lines:
-                what = f"{shown}: given twice (first on line {lines[name]})"
+                what = f"{key_title}: given twice (first on line {lines[name]})"
             if what:
                 self._layer.problems.append(f"{self.line(key)}: {what}")
                 continue

@@ -99,8 +99,8 @@ class Access:
 
     def _takes_token(self, scope: Scope) -> bool:
         """Whether the request has the token, which is then invalidated."""
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if self._token is None or not _equal(given, self._token):
+        token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if self._token is None or not _equal(token, self._token):
             return False
         self._token = None
         return True
@@ -112,8 +112,8 @@ class Access:
         return cookie is not None and _equal(cookie, self._session)
 
 
-def _equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+def _equal(token: str, expected: str) -> bool:
+    return hmac.compare_digest(token.encode(), expected.encode())
 
 
 def _with_headers(send: Send) -> Send:

@@ -68,7 +68,7 @@ def _text(entry: Entry | None, contents: dict[str, bytes]) -> list[str] | None:
 def _diff(name: str, before: list[str] | None, after: list[str] | None) -> FileDiff:
     if before is None or after is None:
         return FileDiff(name, note="no text, or too long to compare by line")
-    found = islice(difflib.unified_diff(before, after, lineterm=""), 2, None)
-    lines = [line[:_LINE_CHARS] for line in islice(found, _SHOWN_LINES + 1)]
+    diff_lines = islice(difflib.unified_diff(before, after, lineterm=""), 2, None)
+    lines = [line[:_LINE_CHARS] for line in islice(diff_lines, _SHOWN_LINES + 1)]
     note = f"the first {_SHOWN_LINES} lines" if len(lines) > _SHOWN_LINES else ""
     return FileDiff(name, tuple(lines[:_SHOWN_LINES]), note)

@@ -41,12 +41,12 @@ class EmulatedJob:
         self._home = home
         self._key = key
         self.id = PREFIX + key
-        found = next((job for job in daemon.jobs(home)["jobs"] if job["id"] == key), None)
-        if found is None:
+        details = next((job for job in daemon.jobs(home)["jobs"] if job["id"] == key), None)
+        if details is None:
             raise JobNotFound(f"looking for a job of the emulator: {key}: there is none")
-        self.name: str = found["name"]
-        self.nodes: int = found["nodes"]
-        self.phase: str = found["phase"]
+        self.name: str = details["name"]
+        self.nodes: int = details["nodes"]
+        self.phase: str = details["phase"]
 
     @property
     def has_final_status(self) -> bool:
@@ -65,8 +65,8 @@ class EmulatedJob:
         Raises:
             CloudJobError: The emulator does not answer.
         """
-        found = self._read(follow=follow)
-        return log.pieces(found, is_exact=True, is_timed=is_timed, on_journal=on_journal)
+        data = self._read(follow=follow)
+        return log.pieces(data, is_exact=True, is_timed=is_timed, on_journal=on_journal)
 
     def _read(self, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         folder = logs_of(daemon.folder(self._home) / JOBS, self._key)

@@ -22,7 +22,7 @@ from cloudjob.tracking import Job
 def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
     """Return the facts about a job, as names and texts; this may wait for its store."""
     code = status.code
-    known = (
+    rows = (
         ("Id", status.job),
         *_described(job),
         ("Submitted by", job.submitted_by),
@@ -42,7 +42,7 @@ def facts(status: JobStatus, job: Job) -> list[tuple[str, str]]:
             f"{counted(code.files, 'file')}, {size_text(code.size_bytes)}" if code else None,
         ),
     )
-    return [(name, displayable(value)) for name, value in known if value]
+    return [(name, displayable(value)) for name, value in rows if value]
 
 
 def _described(job: Job) -> list[tuple[str, str]]:
@@ -75,7 +75,7 @@ def _of_sections(spec: Mapping[str, Any], name: str) -> str:
 
 def changed(spec: Mapping[str, Any], model: type[Values] = JobSpec) -> dict[str, Any]:
     """Return what of a recorded description differs from the defaults, section by section."""
-    found = {}
+    differing = {}
     for name, value in spec.items():
         item = model.KEYS.get(name)
         if item and isinstance(item.kind, Section) and isinstance(value, Mapping):
@@ -84,8 +84,8 @@ def changed(spec: Mapping[str, Any], model: type[Values] = JobSpec) -> dict[str,
         # JSON has lists and objects for what the model has in other types.
         plain = list(default) if isinstance(default, tuple) else default
         if value != (dict(plain) if isinstance(plain, Mapping) else plain) and value != {}:
-            found[name] = value
-    return found
+            differing[name] = value
+    return differing
 
 
 def clock(moment: str | None) -> str:
@@ -102,14 +102,14 @@ def texts_of(values: Mapping[str, Any], *, keeps_empty: bool = True) -> dict[str
         keeps_empty: Whether an empty text is a value. In the description of a job it is one only
             for variables and the like; other keys are then not set.
     """
-    found = {}
+    text_of = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
             texts = texts_of(value, keeps_empty=keeps_empty or key in VARIABLE_FIELDS)
-            found.update({f"{key}.{name}": text for name, text in texts.items()})
+            text_of.update({f"{key}.{name}": text for name, text in texts.items()})
         elif isinstance(value, (list, tuple)) and value and all(isinstance(e, str) for e in value):
-            found[key] = shlex.join(value)
+            text_of[key] = shlex.join(value)
         elif value not in (None, []) and (keeps_empty or value != ""):
             is_plain = isinstance(value, str) and value and not value.startswith('"')
-            found[key] = value if is_plain else json.dumps(value, ensure_ascii=False)
-    return found
+            text_of[key] = value if is_plain else json.dumps(value, ensure_ascii=False)
+    return text_of

@@ -231,8 +231,8 @@ class LogTable:
                 return Page()
             try:
                 chosen, searched = self._choose(which.visible)
-                shown = range(max(start, 0), min(end, len(chosen)))
-                rows = [self._row(chosen[n], which) for n in shown]
+                visible = range(max(start, 0), min(end, len(chosen)))
+                rows = [self._row(chosen[n], which) for n in visible]
                 unfinished = self._unfinished(which)
             except UsageError as error:
                 return Page(total=self._count, error=error.message)
@@ -337,9 +337,9 @@ class LogTable:
 
     def end(self, count: int) -> list[dict[str, Any]]:
         """Return the last lines as rows, with the unfinished line of each rank."""
-        found = self.page(Selection(), 0, 0)
-        first = found.total - count + len(found.unfinished_rows)
-        return [*self.page(Selection(), first, found.total).rows, *found.unfinished_rows][-count:]
+        whole = self.page(Selection(), 0, 0)
+        first = whole.total - count + len(whole.unfinished_rows)
+        return [*self.page(Selection(), first, whole.total).rows, *whole.unfinished_rows][-count:]
 
     def last_lines(self) -> dict[int, str]:
         """Return the last line of each rank that has one among the last lines of the log."""
@@ -350,12 +350,12 @@ class LogTable:
             newest = islice(self._newest_first(), _TRAINING_LINES)
             pairs = [(line.rank, line.data) for _, _, line in newest]
             open_lines = [(rank, data) for (_, rank), data in self._open.items()]
-        found: dict[int, str] = {}
+        line_of: dict[int, str] = {}
         for rank, data in (*open_lines, *pairs):
             text = displayable_line(data)
-            if rank is not None and rank not in found and text.strip():
-                found[rank] = _shortened(text)
-        return found
+            if rank is not None and rank not in line_of and text.strip():
+                line_of[rank] = _shortened(text)
+        return line_of
 
     def progress(self) -> Training:
         """Return how far the training is, by the last lines of the lowest rank that says so."""
@@ -370,8 +370,8 @@ class LogTable:
             for (_, rank), data in self._open.items():
                 if rank is not None:
                     last[rank].append(training.Line(0, displayable_line(data)))
-        found = (training.read(last[rank]) for rank in sorted(last))
-        return next((each for each in found if each.share is not None), Training())
+        states = (training.read(last[rank]) for rank in sorted(last))
+        return next((each for each in states if each.share is not None), Training())
 
     def try_pattern(self, pattern: str) -> Trial:
         """Return what the pattern of a metric finds in the last lines.
@@ -389,8 +389,8 @@ class LogTable:
                 searched += 1
                 if line.rank is None:
                     continue
-                found = reader.add(0, b"[0] %s\n" % line.data.rstrip(b"\r\n"))
-                values = [point.value for point in found if point.name == _TRIED]
+                points = reader.add(0, b"[0] %s\n" % line.data.rstrip(b"\r\n"))
+                values = [point.value for point in points if point.name == _TRIED]
                 total += len(values)
                 if values and len(examples) < _EXAMPLES:
                     examples.append((_shortened(displayable_line(line.data)), values[-1]))
@@ -419,12 +419,12 @@ class LogTable:
         self, node: int | None = None, rank: int | None = None
     ) -> Iterator[tuple[int, int, lines.Line]]:
         """Yield the number, the time and the text of each line of a node or of a rank."""
-        found = self._db.execute(
+        stored_blocks = self._db.execute(
             "SELECT first, at, data FROM blocks WHERE :node IS NULL OR node = :node"
             " ORDER BY first DESC",
             {"node": node},
         )
-        for first, at, data in found:
+        for first, at, data in stored_blocks:
             texts = data.split(b"\n")[:-1]
             for index in range(len(texts) - 1, -1, -1):
                 line = lines.read(texts[index])
@@ -433,14 +433,14 @@ class LogTable:
 
     def _unfinished(self, which: Selection) -> list[dict[str, Any]]:
         """Return the selected lines that are not finished, by node and rank."""
-        found = []
+        rows = []
         for (node, rank), data in self._open.items():
             is_selected = which.node in (None, node) and which.rank in (None, rank)
             row = _shown(data, which)
             is_match = which.has_others or not which.text or row["marks"]
             if is_selected and row["text"].strip() and is_match:
-                found.append({"line": None, "at": 0, "node": node, "rank": rank, **row})
-        return sorted(found, key=lambda row: (row["node"], row["rank"] is not None, row["rank"]))
+                rows.append({"line": None, "at": 0, "node": node, "rank": rank, **row})
+        return sorted(rows, key=lambda row: (row["node"], row["rank"] is not None, row["rank"]))
 
     def _row(self, line: int, which: Selection) -> dict[str, Any]:
         first, node, at, texts = self._block
@@ -459,11 +459,11 @@ class LogTable:
         """Return the numbers of the selected lines so far, and how many lines were searched."""
         if which == Selection():
             return range(1, self._count + 1), self._count
-        searched, found = self._selected.pop(which, (0, array("L")))
+        searched, chosen = self._selected.pop(which, (0, array("L")))
         end_s = time.monotonic() + (math.inf if is_whole else _SEARCH_S)
         values = {"node": which.node, "searched": searched, "most": -1}
         for first, count, _, data in self._db.execute(_FROM, values):
-            found.extend(first + index for index in _matching(data, which))
+            chosen.extend(first + index for index in _matching(data, which))
             searched = first + count - 1
             if time.monotonic() > end_s:
                 break
@@ -471,8 +471,8 @@ class LogTable:
             searched = self._count
         while len(self._selected) >= _MAX_SELECTIONS:
             self._selected.pop(next(iter(self._selected)))
-        self._selected[which] = (searched, found)
-        return found, searched
+        self._selected[which] = (searched, chosen)
+        return chosen, searched
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -544,25 +544,27 @@ class LogTable:
 
     def _add_lines(self, node: int, block: bytes, at_s: int) -> None:
         """Add lines that may be parts of longer ones, or states of progress bars."""
-        found: list[tuple[int | None, bytes]] = []
+        whole_lines: list[tuple[int | None, bytes]] = []
         for text in block.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
             before = self._open.pop((node, line.rank), b"")
             if before.endswith(b"\n"):
                 if not line.data.startswith(b"\r"):
-                    found.append((line.rank, before))
+                    whole_lines.append((line.rank, before))
                 before = b""
             whole = before + line.data
             if whole.endswith(b"\n") and not bars.is_overwritten(whole):
-                found.append((line.rank, whole))
+                whole_lines.append((line.rank, whole))
             else:
                 # A progress bar overwrites itself; only its last state is kept.
                 self._open[node, line.rank] = bars.reduced(whole)[-MAX_CHARS:]
-        self._append(node, found, at_s)
+        self._append(node, whole_lines, at_s)
 
-    def _append(self, node: int, found: Sequence[tuple[int | None, bytes]], at_s: int = 0) -> None:
+    def _append(
+        self, node: int, new_lines: Sequence[tuple[int | None, bytes]], at_s: int = 0
+    ) -> None:
         """Append lines of a node, each with its rank."""
-        marks = ((b"" if rank is None else b"[%d] " % rank, data) for rank, data in found)
+        marks = ((b"" if rank is None else b"[%d] " % rank, data) for rank, data in new_lines)
         text = b"".join(mark + data.rstrip(b"\r\n") + b"\n" for mark, data in marks)
         self._append_block(node, text, at_s)
 
@@ -614,22 +616,22 @@ def _matching(block: bytes, which: Selection) -> Sequence[int]:
     of_rank: Iterable[tuple[int, bytes]] = enumerate(block.split(b"\n")[:-1])
     if mark:
         of_rank = ((index, line) for index, line in of_rank if line.startswith(mark))
-    found = [(index, line) for index, line in of_rank if text in line]
+    matching = [(index, line) for index, line in of_rank if text in line]
     if text[:1] in _MARK:
         # The mark of a line's rank is not searched.
-        found = [
-            (index, line) for index, line in found if not text or text in lines.read(line).data
+        matching = [
+            (index, line) for index, line in matching if not text or text in lines.read(line).data
         ]
-    return [index for index, _ in found]
+    return [index for index, _ in matching]
 
 
 def _matching_expression(block: bytes, mark: bytes, pattern: Pattern) -> list[int]:
     if mark not in block or not pattern.may_match(block):
         return []
     # The marks of ranks are not searched.
-    found = pattern.matching_lines(_MARKS.sub(b"", block))
+    indices = pattern.matching_lines(_MARKS.sub(b"", block))
     texts = block.split(b"\n")
-    return [index for index in found if texts[index].startswith(mark)]
+    return [index for index in indices if texts[index].startswith(mark)]
 
 
 @lru_cache(_MAX_SELECTIONS)

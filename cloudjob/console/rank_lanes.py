@@ -109,11 +109,11 @@ def _height_px(lanes: int) -> int:
 def _note(journals: Journals) -> str:
     """Return which rank waits least, if that tells anything."""
     shares = {rank: journals.waits_percent(rank) for rank in journals.ranks}
-    known = {rank: share for rank, share in shares.items() if share is not None}
-    if len(known) < 2 or max(known.values()) < _PARTLY:
+    known_shares = {rank: share for rank, share in shares.items() if share is not None}
+    if len(known_shares) < 2 or max(known_shares.values()) < _PARTLY:
         return ""
-    rank = min(known, key=lambda each: (known[each], each))
-    return f"In the last minute, rank {rank} waited least: {known[rank]:.0f} % of the time."
+    rank = min(known_shares, key=lambda each: (known_shares[each], each))
+    return f"In the last minute, rank {rank} waited least: {known_shares[rank]:.0f} % of the time."
 
 
 def _option(ranks: Sequence[int], data: Mapping[Lane, list[list[float]]]) -> dict[str, Any]:

@@ -43,11 +43,11 @@ def render(job: Job) -> str:
     """
     missing: list[str] = []
     read = _reader(missing)
-    shown = _charts(job, read)
+    charts_html = _charts(job, read)
     files = read("outputs", lambda: list(job.outputs()), [])
     return _page(
         job,
-        shown,
+        charts_html,
         hint=failure_hint.of_job(job, job.status()),
         facts=facts(job.status(), job),
         spec=read("description", lambda: texts_of(job.spec(), keeps_empty=False), {}),
@@ -66,15 +66,15 @@ def draw(job: Job) -> bytes:
         CloudJobError: The job has nothing to draw, or its status cannot be read.
     """
     missing: list[str] = []
-    shown = _charts(job, _reader(missing))
-    if not shown:
+    drawn = _charts(job, _reader(missing))
+    if not drawn:
         reason = missing[0] if missing else "it has recorded no phases, samples or metrics"
         raise CloudJobError(f"drawing {job.id}: {reason}")
-    wide = [chart.height_px for group, chart in shown if not group]
-    rest = [chart.height_px for group, chart in shown if group]
+    wide = [chart.height_px for group, chart in drawn if not group]
+    rest = [chart.height_px for group, chart in drawn if group]
     rows = wide + [max(rest[at : at + 2]) for at in range(0, len(rest), 2)]
     height_px = _IMAGE_HEAD_PX + sum(row + _IMAGE_PANEL_PX for row in rows)
-    page = _page(job, shown, is_image=True, missing=missing)
+    page = _page(job, drawn, is_image=True, missing=missing)
     return screenshot.take(page, _IMAGE_WIDTH_PX, height_px)
 
 
@@ -113,7 +113,7 @@ def _charts(job: Job, read: _Read) -> list[tuple[str, charts.Chart]]:
 
 
 def _page(
-    job: Job, shown: list[tuple[str, charts.Chart]], *, is_image: bool = False, **more: Any
+    job: Job, drawn: list[tuple[str, charts.Chart]], *, is_image: bool = False, **more: Any
 ) -> str:
     status = job.status()
     environment = Environment(
@@ -129,8 +129,8 @@ def _page(
         duration=summary.duration(status),
         submitted=clock(status.created_at),
         is_image=is_image,
-        charts=shown,
-        options=_script([chart.option for _, chart in shown]),
+        charts=drawn,
+        options=_script([chart.option for _, chart in drawn]),
         style=(_STATIC / "console.css").read_text(),
         functions=(_STATIC / "console.js").read_text(),
         **more,
@@ -157,10 +157,10 @@ def _script(values: object) -> str:
 def _echarts() -> dict[str, str]:
     """Return the module of ECharts that NiceGUI contains, and the name of its export."""
     # Importing NiceGUI would take a second.
-    found = find_spec("nicegui")
-    if found is None or found.origin is None:
+    spec = find_spec("nicegui")
+    if spec is None or spec.origin is None:
         raise ModuleNotFoundError(name="nicegui")
-    folder = Path(found.origin).parent / "elements" / "echart" / "dist"
+    folder = Path(spec.origin).parent / "elements" / "echart" / "dist"
     index = (folder / "index.js").read_text()
     names = re.search(r'import\{(\w+) as (\w+).*?\}from"\./([\w.-]+)";export\{\2 as echarts', index)
     assert names, "this release of NiceGUI has another layout"

@@ -48,20 +48,20 @@ class ResultsCache:
     def of(self, job: Job, *, with_metrics: bool) -> Results:
         """Return the results of a job; metrics that cannot be read are left out."""
         with self._lock:
-            known = self._ended.get(job.id)
-        if known is not None:
-            return known
+            cached = self._ended.get(job.id)
+        if cached is not None:
+            return cached
         is_over = job.has_final_status
         values, labels = _described(job)
         if not with_metrics:
             return Results(values, labels)
         try:
-            found = last_values(job.metric_points())
+            last = last_values(job.metric_points())
         except CloudJobError:
             return Results(values, labels)
         metrics = {
             displayable(name)[:_NAME_CHARS]: value
-            for name, value in islice(found.items(), MAX_METRICS)
+            for name, value in islice(last.items(), MAX_METRICS)
         }
         results = Results(values, labels, metrics, is_over)
         if is_over:
@@ -82,9 +82,9 @@ def is_cost(metric: str) -> bool:
     return bool(_COSTS.search(metric))
 
 
-def best_of(metric: str, found: Iterable[Mapping[str, float]]) -> float | None:
+def best_of(metric: str, values_of_jobs: Iterable[Mapping[str, float]]) -> float | None:
     """Return the best finite value of a metric; None if no value is better than another."""
-    values = {each[metric] for each in found if math.isfinite(each.get(metric, math.nan))}
+    values = {each[metric] for each in values_of_jobs if math.isfinite(each.get(metric, math.nan))}
     return (min if is_cost(metric) else max)(values) if len(values) > 1 else None
 
 

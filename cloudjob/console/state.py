@@ -48,17 +48,17 @@ class Console:
             log.keep_reading()
             return log.journals
         with self._lock:
-            found = self._journals.get(job.id)
-        if found is None:
-            found = job.journals()
-            if len(found.nodes) < job.nodes:
+            journals = self._journals.get(job.id)
+        if journals is None:
+            journals = job.journals()
+            if len(journals.nodes) < job.nodes:
                 # Perhaps the store did not answer, so this is not cached; the next request retries.
-                return found
+                return journals
             with self._lock:
                 while len(self._journals) >= _MAX_LOGS:
                     self._journals.pop(next(iter(self._journals)))
-                self._journals[job.id] = found
-        return found
+                self._journals[job.id] = journals
+        return journals
 
     def metrics(self, job: Job) -> list[MetricPoint]:
         """Return the metrics of a job's training so far; a running job's log is read only once.

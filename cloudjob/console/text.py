@@ -26,8 +26,8 @@ def displayable(text: str) -> str:
 
 def displayable_line(line: bytes) -> str:
     """Return the final state of a log line on a terminal."""
-    shown = bars.last_state(line).rstrip(b"\r\n")
-    return displayable(shown.decode("utf-8", "replace"))
+    text = bars.last_state(line).rstrip(b"\r\n")
+    return displayable(text.decode("utf-8", "replace"))
 
 
 class Span(NamedTuple):
@@ -51,15 +51,15 @@ def coloured_line(line: bytes) -> tuple[str, list[Span]]:
     """
     if b"\x1b[" not in line:
         return displayable_line(line), []
-    shown = bars.last_state(line).rstrip(b"\r\n").decode("utf-8", "replace")
+    line_text = bars.last_state(line).rstrip(b"\r\n").decode("utf-8", "replace")
     text, spans = "", list[Span]()
     colour, is_bold = None, False
     at = 0
-    for match in _COLOUR.finditer(shown):
-        text = _append(text, shown[at : match.start()], colour, is_bold, spans)
+    for match in _COLOUR.finditer(line_text):
+        text = _append(text, line_text[at : match.start()], colour, is_bold, spans)
         colour, is_bold = _style(match[1], colour, is_bold)
         at = match.end()
-    return _append(text, shown[at:], colour, is_bold, spans), spans
+    return _append(text, line_text[at:], colour, is_bold, spans), spans
 
 
 def _append(text: str, part: str, colour: int | None, is_bold: bool, spans: list[Span]) -> str:

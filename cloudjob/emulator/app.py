@@ -190,8 +190,8 @@ class Api:
         if not is_from_here(request.headers, self._addresses):
             raise ApiError("APIGW.0101")
         if path.startswith(CONTROL_PREFIX):
-            given = request.headers.get(CONTROL_HEADER.lower(), "")
-            if not secrets.compare_digest(given.encode(), self._control_token.encode()):
+            token = request.headers.get(CONTROL_HEADER.lower(), "")
+            if not secrets.compare_digest(token.encode(), self._control_token.encode()):
                 raise ApiError("APIGW.0301", "this is for the owner of the emulator")
             return None
         if self._service.faults.take("throttle", path=path):

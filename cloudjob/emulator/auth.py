@@ -99,13 +99,13 @@ class Access:
 
     def check_token(self, token: str) -> tuple[User, str]:
         """Check a token; return its user and its project."""
-        found = self._database.token(_hashed(token))
-        user = self.account.user(found.user) if found else None
-        if found is None or user is None:
+        stored = self._database.token(_hashed(token))
+        user = self.account.user(stored.user) if stored else None
+        if stored is None or user is None:
             raise ApiError("APIGW.0301", "decrypt token fail")
-        if found.expires_s <= self._clock():
-            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(found.expires_s)}")
-        return user, found.project
+        if stored.expires_s <= self._clock():
+            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(stored.expires_s)}")
+        return user, stored.project
 
     def new_token(self, user: User, project: str) -> tuple[str, float]:
         """Return a new token and when it expires."""
@@ -138,15 +138,15 @@ class Access:
         authorization = request.headers.get("authorization", "")
         if not authorization:
             raise ApiError("APIGW.0301", "x-auth-token not found")
-        found = _API_SIGNATURE.match(authorization)
-        if found is None or "x-sdk-date" not in found[2].split(";"):
+        signature = _API_SIGNATURE.match(authorization)
+        if signature is None or "x-sdk-date" not in signature[2].split(";"):
             raise ApiError("APIGW.0301", "signature header is not in the right form")
-        access = found[1]
+        access = signature[1]
         self._check_date(request)
         self._check_lock(access)
         signer = self._signer(access, request)
-        expected = _api_signature(request, signer.secret, found[2].split(";"))
-        is_valid = _has_digest(request) and secrets.compare_digest(expected, found[3])
+        expected = _api_signature(request, signer.secret, signature[2].split(";"))
+        is_valid = _has_digest(request) and secrets.compare_digest(expected, signature[3])
         self._count_failure(access, is_valid=is_valid)
         if not is_valid:
             raise ApiError("APIGW.0301", "verify aksk signature fail")
@@ -166,14 +166,14 @@ class Access:
             )
 
     def _signer(self, access: str, request: Request) -> Credential:
-        found = credential(self.account, self._database, access)
-        if found is None:
+        signer = credential(self.account, self._database, access)
+        if signer is None:
             raise ApiError("APIGW.0301", f"Get secretKey failed,ak:{access},err:ak not exist")
-        if found.token and request.headers.get("x-security-token") != found.token:
+        if signer.token and request.headers.get("x-security-token") != signer.token:
             raise ApiError("APIGW.0301", "the security token is not that of the access key")
-        if found.expires_s <= self._clock():
-            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(found.expires_s)}")
-        return found
+        if signer.expires_s <= self._clock():
+            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(signer.expires_s)}")
+        return signer
 
     def _check_lock(self, access: str) -> None:
         with self._lock:
@@ -225,8 +225,8 @@ def _api_signature(request: Request, secret: str, names: list[str]) -> str:
         header_params={name: request.headers.get(name, "") for name in names},
         body=request.content,
     )
-    made = Signer(SimpleNamespace(ak="-", sk=secret)).sign(text).header_params["Authorization"]
-    return str(made).rpartition("=")[2]
+    headers = Signer(SimpleNamespace(ak="-", sk=secret)).sign(text).header_params["Authorization"]
+    return str(headers).rpartition("=")[2]
 
 
 def _has_digest(request: Request) -> bool:

@@ -77,15 +77,15 @@ def _up(place: Path, config: Path | None, port: int) -> Address:
 def _down(place: Path) -> bool:
     if not state.is_running(place):
         return False
-    found = _address_of(place)
+    address = _address_of(place)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(found.pid, signal.SIGTERM)
+        os.kill(address.pid, signal.SIGTERM)
     end = time.monotonic() + _END_S
     while state.is_running(place):
         if time.monotonic() > end:
             raise BackendError(
-                f"stopping the emulator: process {found.pid} is still running",
-                hint=f"kill -9 {found.pid}",
+                f"stopping the emulator: process {address.pid} is still running",
+                hint=f"kill -9 {address.pid}",
             )
         time.sleep(_POLL_S)
     return True
@@ -137,8 +137,8 @@ def add_fault(home: Path, **values: Any) -> dict[str, Any]:
 
 def faults(home: Path) -> list[dict[str, Any]]:
     """Return the active faults."""
-    found: list[dict[str, Any]] = _call(folder(home), "GET", "faults")["faults"]
-    return found
+    faults_set: list[dict[str, Any]] = _call(folder(home), "GET", "faults")["faults"]
+    return faults_set
 
 
 def clear_faults(home: Path) -> int:
@@ -196,13 +196,13 @@ def _start(place: Path, port: int) -> None:
 
 
 def _address_of(place: Path) -> Address:
-    found = state.address(place)
-    if found is None:
+    address = state.address(place)
+    if address is None:
         raise BackendError(
             f"looking for the emulator: {place / state.ADDRESS} cannot be read",
             hint="another `cloudjob emulator up` may be running; try again",
         )
-    return found
+    return address
 
 
 def _end_jobs(place: Path) -> None:
@@ -225,8 +225,8 @@ def _call(place: Path, method: str, path: str, body: Any = None) -> dict[str, An
         raise BackendError("asking the emulator: it is not running", hint="cloudjob emulator up")
     import requests
 
-    found = _address_of(place)
-    url, headers = found.endpoint + state.CONTROL_PREFIX + path, {CONTROL_HEADER: found.control}
+    address = _address_of(place)
+    url, headers = address.endpoint + state.CONTROL_PREFIX + path, {CONTROL_HEADER: address.control}
     try:
         with requests.Session() as session:
             session.trust_env = False
@@ -234,7 +234,7 @@ def _call(place: Path, method: str, path: str, body: Any = None) -> dict[str, An
         values: dict[str, Any] = answer.json()
     except requests.RequestException as error:
         raise BackendError(
-            f"asking the emulator at {found.endpoint}: {error}", hint=f"see {place / state.LOG}"
+            f"asking the emulator at {address.endpoint}: {error}", hint=f"see {place / state.LOG}"
         ) from error
     if not answer.ok:
         raise UsageError(f"asking the emulator: {values.get('error_msg')}")

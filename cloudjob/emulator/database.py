@@ -197,8 +197,8 @@ class Database:
 
     def job(self, job: str) -> JobRow | None:
         """Return the job with this id, or None."""
-        found = self._rows(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (job,))
-        return JobRow(*found[0]) if found else None
+        rows = self._rows(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (job,))
+        return JobRow(*rows[0]) if rows else None
 
     def update_job(self, job: str, **values: Any) -> None:
         """Change columns of a job."""
@@ -233,12 +233,12 @@ class Database:
         with self._lock:
             total = self.count_jobs((where, values))
             # Rows are large, so skipped ones are not read.
-            found = self._rows(
+            rows = self._rows(
                 f"SELECT {_COLUMNS} FROM jobs WHERE rowid IN (SELECT rowid FROM jobs "
                 f"WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
                 (*values, limit, skip),
             )
-        return total, [JobRow(*row) for row in found]
+        return total, [JobRow(*row) for row in rows]
 
     def count_jobs(self, *conditions: Condition) -> int:
         """Return the number of jobs that match all conditions."""
@@ -358,8 +358,8 @@ class Database:
     def resource(self, model: type[R], resource_id: str) -> R | None:
         """Return an algorithm, an experiment or an image."""
         sql = "SELECT body FROM resources WHERE kind = ? AND id = ?"
-        found = self._rows(sql, (model.kind, resource_id))
-        return next((model.model_validate_json(body) for (body,) in found), None)
+        rows = self._rows(sql, (model.kind, resource_id))
+        return next((model.model_validate_json(body) for (body,) in rows), None)
 
     def resources(self, model: type[R]) -> list[R]:
         """Return all resources of a kind, newest first."""

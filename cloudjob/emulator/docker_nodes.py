@@ -69,8 +69,8 @@ class DockerRuntime:
     def tags(self, repository: str) -> list[str] | None:
         """Return the tags of a repository that the engine has."""
         with engine.translate_errors(f"listing the images {repository}"):
-            found = self._client.images(name=repository)
-        names = [name for image in found for name in image.get("RepoTags") or ()]
+            images = self._client.images(name=repository)
+        names = [name for image in images for name in image.get("RepoTags") or ()]
         return sorted(name.rpartition(":")[2] for name in names)
 
     def restart(self, handle: str) -> bool:
@@ -85,8 +85,8 @@ class DockerRuntime:
     def start(self, row: JobRow, key: str, nodes: Path, image: str) -> str:
         """Start all nodes and return the handle; remove leftovers of an interrupted start first."""
         handle = self.handle(key)
-        found = self._backend.nodes(handle)
-        if len(found) == row.nodes and all(item.started_at for item in found):
+        containers = self._backend.nodes(handle)
+        if len(containers) == row.nodes and all(item.started_at for item in containers):
             return handle
         self._backend.remove(handle)
         return self._backend.send(self._request(row, key, nodes, image))
@@ -188,10 +188,10 @@ class DockerRuntime:
         Raises:
             JobNotFound: They were never started, or are gone.
         """
-        found = self._backend.nodes(handle)
-        if not found:
+        nodes = self._backend.nodes(handle)
+        if not nodes:
             raise JobNotFound(f"looking for {handle}: the engine does not know it")
-        by_index = {item.node: item for item in found}
+        by_index = {item.node: item for item in nodes}
         states = []
         for index in range(count):
             item = by_index.get(index)
@@ -210,12 +210,14 @@ class DockerRuntime:
 
     def addresses(self, handle: str, count: int) -> list[str]:
         """Return the address of each node; empty for one whose container is gone."""
-        found = dict.fromkeys(range(count), "")
+        address_of = dict.fromkeys(range(count), "")
         with engine.translate_errors("asking the engine for the addresses of nodes"):
             for item in self._backend.nodes(handle):
-                known = self._client.inspect_container(item.id)["NetworkSettings"]["Networks"]
-                found[item.node] = next(iter(known.values()))["IPAddress"] if known else ""
-        return list(found.values())[:count]
+                networks = self._client.inspect_container(item.id)["NetworkSettings"]["Networks"]
+                address_of[item.node] = (
+                    next(iter(networks.values()))["IPAddress"] if networks else ""
+                )
+        return list(address_of.values())[:count]
 
     def logs(self, handle: str) -> Iterator[tuple[int, bytes]]:
         """Yield the output of each node, from the start, until all nodes have ended."""
@@ -231,10 +233,10 @@ class DockerRuntime:
 
     def usage(self, handle: str, count: int) -> list[tuple[float, float]]:
         """Return processor and memory of each node in percent; -1 for unknown."""
-        found = {item.node: item for item in self._backend.nodes(handle)}
+        node_of = {item.node: item for item in self._backend.nodes(handle)}
         return [
-            _usage_of(self._client, found[index].id)
-            if index in found and found[index].is_alive
+            _usage_of(self._client, node_of[index].id)
+            if index in node_of and node_of[index].is_alive
             else (-1.0, -1.0)
             for index in range(count)
         ]
@@ -283,10 +285,10 @@ def gateway() -> str:
     """
     client = engine.connect()
     with engine.translate_errors("asking the engine for its bridge"):
-        found = client.networks(names=["bridge", BRIDGE])
+        networks = client.networks(names=["bridge", BRIDGE])
     if sys.platform != "linux":
         return "host.docker.internal"
-    bridges = sorted(item["Name"] for item in found if item["Name"] in ("bridge", BRIDGE))
+    bridges = sorted(item["Name"] for item in networks if item["Name"] in ("bridge", BRIDGE))
     return bridge_address(inspected(client, bridges[0] if bridges else BRIDGE))
 
 
@@ -330,12 +332,12 @@ def _copy_permanent(archive: Iterator[bytes], target: Any) -> None:
     """Copy the tar archive of a container without temporary files and files of the entry."""
     source = SimpleNamespace(read=lambda _size: next(archive, b""))
     with (
-        tarfile.open(fileobj=source, mode="r|") as given,
+        tarfile.open(fileobj=source, mode="r|") as whole,
         tarfile.open(fileobj=target, mode="w") as kept,
     ):
-        for item in given:
+        for item in whole:
             if not item.name.startswith(_TEMPORARY) and "/.cloudjob/" not in item.name:
-                kept.addfile(item, given.extractfile(item) if item.isreg() else None)
+                kept.addfile(item, whole.extractfile(item) if item.isreg() else None)
 
 
 def _changes(config: Mapping[str, Any]) -> list[str]:
@@ -359,12 +361,12 @@ def _usage_of(client: Any, container: str) -> tuple[float, float]:
     """Return processor and memory usage of a container, in percent, as the engine measures it."""
     try:
         with engine.translate_errors("asking what a node uses"):
-            found = client.stats(container, stream=False)
+            stats = client.stats(container, stream=False)
     except BackendError:
         return -1.0, -1.0
-    cpu, before = found["cpu_stats"], found["precpu_stats"]
+    cpu, before = stats["cpu_stats"], stats["precpu_stats"]
     span = cpu.get("system_cpu_usage", 0) - before.get("system_cpu_usage", 0)
     used = cpu["cpu_usage"]["total_usage"] - before["cpu_usage"]["total_usage"]
-    memory = found.get("memory_stats") or {}
+    memory = stats.get("memory_stats") or {}
     share = memory.get("usage", 0) / memory["limit"] * 100 if memory.get("limit") else -1.0
     return round(used / span * 100 if span > 0 else 0.0, 2), round(share, 2)

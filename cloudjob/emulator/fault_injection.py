@@ -90,9 +90,9 @@ class Faults:
     def take(self, kind: str, *, job: str = "", path: str = "") -> Fault | None:
         """Return an active fault for this job or request, and count one use of it."""
         with self._lock:
-            found = self.find(kind, job=job, path=path)
-            if found and found.count:
-                found.count -= 1
-                if not found.count:
-                    self._faults.remove(found)
-        return found
+            fault = self.find(kind, job=job, path=path)
+            if fault and fault.count:
+                fault.count -= 1
+                if not fault.count:
+                    self._faults.remove(fault)
+        return fault

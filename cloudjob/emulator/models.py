@@ -59,10 +59,10 @@ T = TypeVar("T")
 Items = Annotated[list[T], FailFast()]
 
 
-def _texts(given: dict[str, Any]) -> dict[str, Any]:
-    if not all(isinstance(value, str) for value in given.values()):
+def _texts(values: dict[str, Any]) -> dict[str, Any]:
+    if not all(isinstance(value, str) for value in values.values()):
         raise ValueError("must be a mapping of names to strings")
-    return given
+    return values
 
 
 Texts = Annotated[dict[str, Any], AfterValidator(_texts)]
@@ -81,10 +81,10 @@ class Model(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if value is not None}
+    def _without_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {key: value for key, value in body.items() if value is not None}
 
     def __conform__(self, _protocol: Any) -> str:
         """Return the text with which SQLite stores this object."""
@@ -120,14 +120,14 @@ class Page(Query):
         return items[self.offset * self.limit : (self.offset + 1) * self.limit]
 
 
-def parse(model: type[M], given: Any, context: Any = None) -> M:
+def parse(model: type[M], value: Any, context: Any = None) -> M:
     """Return a validated model.
 
     Raises:
         ApiError: With the documented code of the first broken rule.
     """
     try:
-        return model.model_validate(given, context=context)
+        return model.model_validate(value, context=context)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         cause = problem.get("ctx", {}).get("error")
@@ -212,10 +212,10 @@ def by_key(tags: Iterable[Tag]) -> dict[str, str]:
     Raises:
         ApiError: There are too many.
     """
-    found = {tag.key: tag.value for tag in tags}
-    if len(found) > TAGS:
+    value_of = {tag.key: tag.value for tag in tags}
+    if len(value_of) > TAGS:
         raise ApiError("ModelArts.2788", f"tags: at most {TAGS}")
-    return found
+    return value_of
 
 
 # -- a job ----------------------------------------------------------------------------------------
@@ -418,14 +418,14 @@ class _Resource(Model):
         pool, flavor_id = self.pool_id or "", self.flavor_id or ""
         if pool and pool not in settings.pools:
             raise ApiError("ModelArts.2788", f"pool_id: {pool}")
-        found = next((item for item in settings.flavors if item.id == flavor_id), None)
-        if flavor_id and found is None:
+        flavor = next((item for item in settings.flavors if item.id == flavor_id), None)
+        if flavor_id and flavor is None:
             raise ApiError("ModelArts.2781", flavor_id)
         if not flavor_id and not pool:
             raise ApiError("ModelArts.2763", "flavor_id is empty")
-        if found and bool(found.pool) != bool(pool):
+        if flavor and bool(flavor.pool) != bool(pool):
             raise ApiError("ModelArts.2763", f"{flavor_id} is not one of this resource pool")
-        max_nodes = settings.pools[pool] if pool else found.max_nodes if found else 1
+        max_nodes = settings.pools[pool] if pool else flavor.max_nodes if flavor else 1
         if self.node_count > max_nodes:
             raise ApiError("ModelArts.2793", self.node_count)
         return self
@@ -473,8 +473,8 @@ class Job(Model):
     def flavor(self, settings: Settings) -> Flavor:
         """Return the flavor of the job; the flavor of a CPU pool has no name."""
         resource = self.spec.resource
-        found = next((item for item in settings.flavors if item.id == resource.flavor_id), None)
-        return found or Flavor("", max_nodes=settings.pools.get(resource.pool_id or "", 1))
+        flavor = next((item for item in settings.flavors if item.id == resource.flavor_id), None)
+        return flavor or Flavor("", max_nodes=settings.pools.get(resource.pool_id or "", 1))
 
     def output_urls(self) -> list[str]:
         """Return the URLs of the job's outputs in a uniform spelling."""
@@ -506,7 +506,7 @@ class _Parameters(Model):
 
 
 def with_algorithm(
-    given: Mapping[str, Any], name: str, job_config: AlgorithmConfig
+    requested: Mapping[str, Any], name: str, job_config: AlgorithmConfig
 ) -> dict[str, Any]:
     """Return the algorithm of a request with the values of a stored one for the keys it lacks.
 
@@ -514,19 +514,19 @@ def with_algorithm(
         name: The name of the stored algorithm.
     """
     config = job_config.model_dump()
-    merged = {key: given.get(key) or config.get(key) for key in {*given, *config}}
-    own = parse(_Parameters, {"parameters": given.get("parameters")}).parameters
-    own_names = {item.name for item in own}
+    merged = {key: requested.get(key) or config.get(key) for key in {*requested, *config}}
+    parameters = parse(_Parameters, {"parameters": requested.get("parameters")}).parameters
+    own_names = {item.name for item in parameters}
     defaults = [item for item in job_config.parameters if item.name not in own_names]
     for key in ("code_tree", "parameters_customization"):
         merged.pop(key, None)
     return {
         **merged,
         "name": name,
-        "parameters": [item.model_dump() for item in (*own, *defaults)],
+        "parameters": [item.model_dump() for item in (*parameters, *defaults)],
         # An algorithm names its channels; only the job can give the URLs of their data.
-        "inputs": given.get("inputs") or [],
-        "outputs": given.get("outputs") or [],
+        "inputs": requested.get("inputs") or [],
+        "outputs": requested.get("outputs") or [],
     }
 
 
@@ -544,10 +544,12 @@ def _check_local_code_dir(path: str) -> None:
     if not path:
         return
     check_path(path, "local_code_dir")
-    own, home = PurePosixPath(path), PurePosixPath(HOME)
+    local_dir, home = PurePosixPath(path), PurePosixPath(HOME)
     refused = [home / name for name in ("modelarts", "modelarts-dev", "infer")]
-    is_below_home = own != home and own != home.parent and own.is_relative_to(home.parent)
-    if not is_below_home or any(own.is_relative_to(other) for other in refused):
+    is_below_home = (
+        local_dir != home and local_dir != home.parent and local_dir.is_relative_to(home.parent)
+    )
+    if not is_below_home or any(local_dir.is_relative_to(other) for other in refused):
         raise ApiError("ModelArts.2788", f"local_code_dir: {path} is not allowed")
 
 
@@ -562,10 +564,10 @@ def _is_reserved(name: str) -> bool:
     return name.startswith("MA_") and name != "MA_RUN_METHOD"
 
 
-def _check_environments(given: Mapping[str, str]) -> None:
-    if len(given) > _VARIABLES:
+def _check_environments(variables: Mapping[str, str]) -> None:
+    if len(variables) > _VARIABLES:
         raise ApiError("ModelArts.2788", f"environments: at most {_VARIABLES}")
-    for name, value in given.items():
+    for name, value in variables.items():
         if not _VARIABLE.match(name) or len(name) > _NAME_BYTES or _is_reserved(name):
             raise ApiError("ModelArts.2788", f"environments: the name {name[:80]} is not allowed")
         if len(value) > _VALUE_BYTES or "$" in value:

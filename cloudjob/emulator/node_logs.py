@@ -45,16 +45,16 @@ class NodeLog:
 
     def read(self, begin: int, end: int) -> bytes:
         """Return the bytes from ``begin`` up to ``end`` of the whole log."""
-        found = []
+        parts = []
         at = 0
         for path, size in self._files():
             first, last = max(begin - at, 0), min(end - at, size)
             if first < last:
                 with path.open("rb") as file:
                     file.seek(first)
-                    found.append(file.read(last - first))
+                    parts.append(file.read(last - first))
             at += size
-        return b"".join(found)
+        return b"".join(parts)
 
     def tail(self, limit_bytes: int) -> tuple[bytes, int]:
         """Return the last bytes of the log, and the size of the whole log."""

@@ -106,21 +106,21 @@ def names(row: JobRow) -> tuple[str, ...]:
 
 def aliases(row: JobRow, index: int) -> tuple[str, ...]:
     """Return all host names of a node: the platform's documents mention two."""
-    found = []
+    aliases_of_nodes = []
     for job in (f"modelarts-job-{row.id}", f"ma-job-{row.id}"):
-        found += [f"{job}-worker-{index}.{job}", f"{job}-worker-{index}"]
-    return tuple(found)
+        aliases_of_nodes += [f"{job}-worker-{index}.{job}", f"{job}-worker-{index}"]
+    return tuple(aliases_of_nodes)
 
 
 def folders(row: JobRow) -> list[Folder]:
     """Return the folders of a node."""
     algorithm = row.body.algorithm
-    found = []
+    places = []
     if algorithm.code_dir:
-        found.append(Folder("code", "code", code_path(algorithm), algorithm.code_dir))
+        places.append(Folder("code", "code", code_path(algorithm), algorithm.code_dir))
     for kind, channels in (("input", algorithm.inputs), ("output", algorithm.outputs)):
-        found += [Folder(kind, item.name, item.local_dir, item.url) for item in channels]
-    return found
+        places += [Folder(kind, item.name, item.local_dir, item.url) for item in channels]
+    return places
 
 
 def code_path(algorithm: Algorithm) -> str:
@@ -318,8 +318,8 @@ def _workspace(algorithm: Algorithm) -> str:
 
 def _roots(row: JobRow) -> list[str]:
     """Return the platform's paths to replace in a text."""
-    own = [item.path for item in folders(row) if not item.path.startswith(HOME + "/")]
-    return [HOME, CACHE, WORK, CONFIG, *map(normal, own)]
+    outside_home = [item.path for item in folders(row) if not item.path.startswith(HOME + "/")]
+    return [HOME, CACHE, WORK, CONFIG, *map(normal, outside_home)]
 
 
 def _appended(algorithm: Algorithm) -> Iterable[str]:
@@ -376,23 +376,25 @@ def _ranks(row: JobRow, index: int) -> str:
     algorithm = row.body.algorithm
     if row.nodes == 1 or algorithm.engine.engine_name != "PyTorch":
         return ""
-    given = {item.name for item in algorithm.parameters}
+    parameter_names = {item.name for item in algorithm.parameters}
     port = _PORTS[0] + zlib.crc32(row.id.encode()) % _PORTS[1]
     options = {
         "init_method": f"tcp://{names(row)[0]}:{port}",
         "rank": str(index),
         "world_size": str(row.nodes),
     }
-    return "".join(f"--{name}={value} " for name, value in options.items() if name not in given)
+    return "".join(
+        f"--{name}={value} " for name, value in options.items() if name not in parameter_names
+    )
 
 
 def _launcher(algorithm: Algorithm) -> str:
     """Return the entry's launcher for a preset; empty if the platform starts the boot file."""
     if not algorithm.boot_file:
         return ""
-    found = _LAUNCHERS.get(algorithm.engine.engine_name or "", "")
+    launcher = _LAUNCHERS.get(algorithm.engine.engine_name or "", "")
     method = algorithm.environments.get("MA_RUN_METHOD", "")
-    return method if found == "rank-table" and method in _RUN_METHODS else found
+    return method if launcher == "rank-table" and method in _RUN_METHODS else launcher
 
 
 def _devices(nodes: int, cards: int) -> str:
@@ -414,8 +416,8 @@ def _device_address(node: int, card: int) -> str:
 
 def _addresses(algorithm: Algorithm) -> dict[str, str]:
     """Return the OBS addresses of channels and parameters, by name."""
-    found = {item.name: item.value for item in algorithm.parameters}
-    return {**found, **{item.name: _address(item) for item in algorithm.channels}}
+    address_of = {item.name: item.value for item in algorithm.parameters}
+    return {**address_of, **{item.name: _address(item) for item in algorithm.channels}}
 
 
 def _address(channel: Channel) -> str:
@@ -423,7 +425,7 @@ def _address(channel: Channel) -> str:
 
 
 def _channels(key: str, channels: Iterable[Channel]) -> str:
-    shown = [
+    urls = [
         {
             "name": item.name,
             "local_dir": item.local_dir,
@@ -431,7 +433,7 @@ def _channels(key: str, channels: Iterable[Channel]) -> str:
         }
         for item in channels
     ]
-    return json.dumps({key: shown})
+    return json.dumps({key: urls})
 
 
 def image(row: JobRow, settings: Settings) -> str:

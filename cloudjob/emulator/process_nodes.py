@@ -96,7 +96,7 @@ class ProcessRuntime:
         run_dir = run_dir_of(key)
         shutil.rmtree(run_dir, ignore_errors=True)
         keys = self._new_keys(row.user_name)
-        made = [self._node(row, index, key, nodes, keys) for index in range(row.nodes)]
+        node_requests = [self._node(row, index, key, nodes, keys) for index in range(row.nodes)]
         return requests.ProcessRequest(
             job=key,
             folder=str(self._home / "process" / key),
@@ -109,7 +109,7 @@ class ProcessRuntime:
             argv=("/bin/sh", "-c", 'eval "$CLOUDJOB_EMULATOR_COMMAND"'),
             retries=0,
             grace_s=self._settings.grace_s,
-            nodes=tuple(made),
+            nodes=tuple(node_requests),
             secret_names=(),
             is_led=node_plan.is_led_by_entry(row),
             keeps_homes=True,
@@ -118,21 +118,21 @@ class ProcessRuntime:
 
     def _node(self, row: JobRow, index: int, key: str, nodes: Path, keys: Keys) -> NodeRequest:
         context = self._context_of(nodes, index)
-        own = self._machine
+        machine = self._machine
         has_files = self._level == "files"
         run_dir = run_dir_of(key)
         # The path of the same folder inside the node.
         run = isolation.RUN_DIR if has_files else run_dir
         address = requests.address_of(index)
         # A preset starts `python` and needs the programs in the same folder, such as mpirun.
-        path = f"{Path(own.python).parent}:{own.path}"
-        libmpi = interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", own.python)
+        path = f"{Path(machine.python).parent}:{machine.path}"
+        libmpi = interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", machine.python)
         env = {
             "PATH": path,
             "LANG": "C.UTF-8",
             "TMPDIR": f"{run_dir}/{index}",
             **(requests.variables_of_own_files(path) if has_files else {}),
-            **own.devices,
+            **machine.devices,
             **requests.open_mpi_of_one_machine(is_isolated=self._level != "none"),
             "CLOUDJOB_NODE_DIR": f"{run}/{index}/node",
             # A socket, because all jobs of this machine would share a fixed port.
@@ -140,8 +140,8 @@ class ProcessRuntime:
             "CLOUDJOB_SSH_KEY": f"{run}/{requests.KEY}",
             **node_plan.environment(row, index, address, context, self._settings, keys),
         }
-        if own.library_path:
-            env.setdefault("LD_LIBRARY_PATH", own.library_path)
+        if machine.library_path:
+            env.setdefault("LD_LIBRARY_PATH", machine.library_path)
         if libmpi:
             env.setdefault("MPI4PY_LIBMPI", libmpi)
         env["CLOUDJOB_EMULATOR_COMMAND"] = (
@@ -153,12 +153,12 @@ class ProcessRuntime:
             home=str(folder(nodes, index, HOME)),
             tmp=f"{run_dir}/{index}",
             log=str(self._home / "process" / key / f"node-{index}.log"),
-            protected=node_files.changes_of(own.installed, str(nodes / str(index) / "python"))
+            protected=node_files.changes_of(machine.installed, str(nodes / str(index) / "python"))
             if has_files
             else (),
             mounts=self._mounts(row, index, nodes, f"{run_dir}/{index}") if has_files else (),
             named=self._named(nodes, index, env) if has_files else (),
-            shown=node_files.shown_of((*own.places, own.entry)) if has_files else (),
+            shown=node_files.shown_of((*machine.places, machine.entry)) if has_files else (),
         )
 
     def _named(
@@ -167,8 +167,8 @@ class ProcessRuntime:
         # Paths below /home/ma-user in variables belong to the node; those in a folder of all users
         # may belong to a test on this machine.
         folders = isolation.OF_ALL_USERS
-        shown = node_files.shown_of((*self._machine.places, self._machine.entry))
-        named = node_files.besides(shown, isolation.paths_named_in(env.values(), folders))
+        visible = node_files.shown_of((*self._machine.places, self._machine.entry))
+        named = node_files.besides(visible, isolation.paths_named_in(env.values(), folders))
         return node_files.changes_of(named, str(nodes / str(index) / "named"))
 
     def _mounts(self, row: JobRow, index: int, nodes: Path, tmp: str) -> Any:
@@ -198,7 +198,7 @@ class ProcessRuntime:
         if has_ended and not any(node["process"] for node in nodes):
             # The emulator was killed during the start, so the job's controller gave up.
             raise JobNotFound(f"looking for {handle}: its nodes were never started")
-        found = [
+        node_states = [
             NodeState(
                 node["started_at"] or 0.0,
                 node["ended_at"] or (time.time() if has_ended else 0.0),
@@ -207,7 +207,7 @@ class ProcessRuntime:
             )
             for node in nodes
         ]
-        return found or [NodeState(exit_code=137 if has_ended else None)] * count
+        return node_states or [NodeState(exit_code=137 if has_ended else None)] * count
 
     def addresses(self, handle: str, count: int) -> list[str]:
         """Return the address of each node."""
@@ -244,7 +244,9 @@ class ProcessRuntime:
         shutil.rmtree(run_dir_of(handle.rpartition("/")[2]), ignore_errors=True)
 
 
-def _usage_of(keeper: int, name: str, known: dict[str, tuple[float, float]]) -> tuple[float, float]:
+def _usage_of(
+    keeper: int, name: str, previous: dict[str, tuple[float, float]]
+) -> tuple[float, float]:
     """Return processor and memory usage of all processes below ``keeper``, in percent.
 
     Args:
@@ -261,8 +263,8 @@ def _usage_of(keeper: int, name: str, known: dict[str, tuple[float, float]]) -> 
             used_s += sum(int(fields[index]) for index in (11, 12, 13, 14)) / _TICKS_PER_S
             memory += int(fields[21]) * _PAGE_BYTES
     now = time.monotonic()
-    before, at = known.get(name, (0.0, 0.0))
-    known[name] = (used_s, now)
+    before, at = previous.get(name, (0.0, 0.0))
+    previous[name] = (used_s, now)
     cores = os.cpu_count() or 1
     cpu = max(0.0, used_s - before) / (now - at) / cores * 100 if at else 0.0
     total = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES

@@ -66,16 +66,16 @@ class Request:
             ApiError: It is not a JSON object.
         """
         try:
-            found = json.loads(self.content or b"{}")
+            value = json.loads(self.content or b"{}")
             # Python also accepts invalid JSON: NaN, Infinity, 1e999 and lone surrogates.
-            json.dumps(found, allow_nan=False, ensure_ascii=False).encode("utf-8")
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
             raise ApiError("ModelArts.2787", type(error).__name__) from error
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise ApiError("ModelArts.2787", "must be a JSON object")
-        if not _is_flat(found, _DEPTH):
+        if not _is_flat(value, _DEPTH):
             raise ApiError("ModelArts.2787", f"nested more than {_DEPTH} levels deep")
-        return found
+        return value
 
 
 def _is_flat(value: Any, depth: int) -> bool:

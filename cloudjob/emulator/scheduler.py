@@ -66,11 +66,11 @@ class Scheduler:
             ApiError: The job is not running, or has no such node.
         """
         with self._lock:
-            found = self._active.get(row.id)
+            active = self._active.get(row.id)
         handle = row.run.handle
-        if found is None or row.phase != "Running" or not handle or not 0 <= node < row.nodes:
+        if active is None or row.phase != "Running" or not handle or not 0 <= node < row.nodes:
             raise ApiError("ModelArts.2788", f"node {node} of job {row.id}: it does not run")
-        found[0].lost.add(node)
+        active[0].lost.add(node)
         try:
             self._service.runtime.end_node(handle, node)
         except CloudJobError as error:

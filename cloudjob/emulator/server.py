@@ -126,9 +126,9 @@ class Emulator:
         self._server.start()
         for service in self._services.values():
             service.scheduler.start()
-        found = self._address(port_of(api[0]), s3_endpoint, kind, note, token)
-        state.write_private(self._folder / state.ADDRESS, json.dumps(asdict(found)))
-        return found
+        address = self._address(port_of(api[0]), s3_endpoint, kind, note, token)
+        state.write_private(self._folder / state.ADDRESS, json.dumps(asdict(address)))
+        return address
 
     def _service(self, project: str, obs: Obs, runtime: Runtime, access: Access) -> Service:
         """Return the service of one project, with its own jobs and queue."""

@@ -86,10 +86,10 @@ class Service:
         Raises:
             ApiError: There is none.
         """
-        found = self.database.job(job)
-        if found is None:
+        row = self.database.job(job)
+        if row is None:
             raise ApiError("ModelArts.2775", job)
-        return found
+        return row
 
     def node(self, request: Request, row: JobRow) -> int:
         """Return the index of the node that a path names as a task.
@@ -110,15 +110,15 @@ class _Page(Page):
 
 
 def page_of(
-    request: Request, found: list[Any], show: Callable[[Any], dict[str, Any]]
+    request: Request, models: list[Any], show: Callable[[Any], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the requested page of a list, sorted by a key of the metadata of its items."""
     query = request.parsed_query(_Page)
     is_descending = query.order == "desc"
     # The list is newest first, and sorting keeps the order of equal items.
-    found = found if is_descending else found[::-1]
-    found = sorted(
-        found, key=lambda item: getattr(item.metadata, query.sort_by), reverse=is_descending
+    models = models if is_descending else models[::-1]
+    models = sorted(
+        models, key=lambda item: getattr(item.metadata, query.sort_by), reverse=is_descending
     )
-    items = list(map(show, query.of(found)))
-    return {"total": len(found), "count": len(items), **query.model_dump(), "items": items}
+    items = list(map(show, query.of(models)))
+    return {"total": len(models), "count": len(items), **query.model_dump(), "items": items}

@@ -153,17 +153,17 @@ def load(path: Path | None) -> Settings:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(
             f"reading {path}: {error}", hint="`cloudjob docs emulator` has an example"
         ) from error
-    if isinstance(found, dict) and found.keys() == {"emulator"}:
-        found = found["emulator"]
-    if not isinstance(found, dict):
-        raise SpecError([f"{path}: must be a mapping (given {type(found).__name__})"])
+    if isinstance(values, dict) and values.keys() == {"emulator"}:
+        values = values["emulator"]
+    if not isinstance(values, dict):
+        raise SpecError([f"{path}: must be a mapping (given {type(values).__name__})"])
     try:
-        return _whole(TypeAdapter(Settings).validate_python(found))
+        return _whole(TypeAdapter(Settings).validate_python(values))
     except ValidationError as error:
         from cloudjob.model.kinds import dotted
 
@@ -188,7 +188,7 @@ def _whole(settings: Settings) -> Settings:
             hint="choose other names",
         )
     flavors = settings.flavors or _FLAVORS
-    known = {flavor.id for flavor in flavors}
+    flavor_ids = {flavor.id for flavor in flavors}
     visual = tuple(
         Flavor(
             f"modelarts.pool.visual.{size}",
@@ -199,6 +199,6 @@ def _whole(settings: Settings) -> Settings:
             pool="*",
         )
         for size, cards in _VISUAL.items()
-        if f"modelarts.pool.visual.{size}" not in known and settings.pools
+        if f"modelarts.pool.visual.{size}" not in flavor_ids and settings.pools
     )
     return replace(settings, flavors=(*flavors, *visual), engines=settings.engines or _ENGINES)

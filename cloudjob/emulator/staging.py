@@ -113,8 +113,8 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
     start_s = time.monotonic()
     try:
         if item.kind == "code":
-            found = job.service.obs.list(place.bucket, place.prefix)
-            check_code_limits(found, job.service.settings)
+            objects = job.service.obs.list(place.bucket, place.prefix)
+            check_code_limits(objects, job.service.settings)
         files, size = job.service.obs.download(place, first)
     except (ApiError, ObsError) as error:
         message = f"[worker-0] Download training {what} failed: {error}"
@@ -130,13 +130,13 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
         job.event(f"[worker-{index}][time used: {elapsed_s:.3f}s] {message}.", source="Task")
 
 
-def check_code_limits(found: list[Object], settings: Settings) -> None:
+def check_code_limits(objects: list[Object], settings: Settings) -> None:
     """Refuse a code directory that is too large or too deep, or has too many files.
 
     Raises:
         ApiError: The code directory exceeds a limit.
     """
-    files = [item for item in found if item.path and not item.path.endswith("/")]
+    files = [item for item in objects if item.path and not item.path.endswith("/")]
     if len(files) > settings.code_limit_files:
         raise ApiError("ModelArts.2759", settings.code_limit_files)
     if max((item.path.count("/") for item in files), default=0) > settings.code_limit_depth:

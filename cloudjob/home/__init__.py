@@ -33,9 +33,9 @@ _HINTS = {
 
 def home() -> Path:
     """Return ``$CLOUDJOB_HOME``, by default the platform's data folder."""
-    given = os.environ.get("CLOUDJOB_HOME")
-    if given:
-        return Path(given).absolute()
+    from_environment = os.environ.get("CLOUDJOB_HOME")
+    if from_environment:
+        return Path(from_environment).absolute()
     import platformdirs
 
     return Path(platformdirs.user_data_dir("cloudjob", appauthor=False))
@@ -106,9 +106,9 @@ def private_folder(path: Path, *, is_ours: bool = True) -> None:
     while not os.path.lexists(folder):
         missing.append(folder)
         folder = folder.parent
-    for made in reversed(missing):
+    for parent in reversed(missing):
         with suppress(FileExistsError):  # by another process or another user: checked below
-            made.mkdir(mode=_PRIVATE)
+            parent.mkdir(mode=_PRIVATE)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     _check_owner(path)

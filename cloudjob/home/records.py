@@ -283,8 +283,8 @@ class Records:
         import difflib
 
         recent = self.list(limit=_SUGGEST_AMONG)
-        known = dict.fromkeys([r.job for r in recent] + [r.name for r in recent])
-        close = difflib.get_close_matches(job, known, n=3)
+        names = dict.fromkeys([r.job for r in recent] + [r.name for r in recent])
+        close = difflib.get_close_matches(job, names, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else _ALL_JOBS
         return JobNotFound(f"finding {job!r}: no such job", hint=hint)
 
@@ -294,9 +294,9 @@ class Records:
         try:
             yield
         except (sqlite3.Error, OSError, UnicodeError, OverflowError) as error:
-            found = getattr(error, "strerror", None) or str(error)
-            message = f"{doing} the job records: {self._path}: {found}"
-            raise RecordsError(message, hint=hint_for(found)) from error
+            reason = getattr(error, "strerror", None) or str(error)
+            message = f"{doing} the job records: {self._path}: {reason}"
+            raise RecordsError(message, hint=hint_for(reason)) from error
 
 
 def hint_for(message: str) -> str:

@@ -94,9 +94,11 @@ def _writable_folder(home: Path) -> Check:
 
 def _script_python() -> Check:
     """Return which interpreter runs scripts on emulated nodes, and why."""
-    found = interpreters.choose("", "process.python")
-    text = f"{found.stale}; {found.shown}" if found.stale else found.shown
-    return Check("script's python", not found.stale, text, "activate another one", is_needed=False)
+    interpreter = interpreters.choose("", "process.python")
+    text = f"{interpreter.stale}; {interpreter.shown}" if interpreter.stale else interpreter.shown
+    return Check(
+        "script's python", not interpreter.stale, text, "activate another one", is_needed=False
+    )
 
 
 def _mpirun() -> Check:
@@ -119,11 +121,11 @@ def _mpirun() -> Check:
 
 def mpi_check(name: str, path: str, text: str, hint: str) -> Check:
     """Return the check of an MPI; ``text`` is what ``mpirun --version`` printed."""
-    found = launchers.parse_mpi_version(text)
-    if found is None:
+    version = launchers.parse_mpi_version(text)
+    if version is None:
         return Check(name, False, f"{path}: not an MPI implementation that cloudjob supports", hint)
-    shown = f"{found.family} {'.'.join(map(str, found.version))} ({path})"
-    return Check(name, found.is_supported, shown, "use Open MPI 4.1 or 5.0")
+    version_text = f"{version.family} {'.'.join(map(str, version.version))} ({path})"
+    return Check(name, version.is_supported, version_text, "use Open MPI 4.1 or 5.0")
 
 
 def _namespaces() -> Check:
@@ -177,7 +179,7 @@ def check_store(uri: str) -> list[Check]:
 
 def _check_store(uri: str) -> list[Check]:
     key, data = f"doctor/{os.urandom(8).hex()}", os.urandom(64)
-    shown = uri.partition("?")[0]
+    place = uri.partition("?")[0]
     try:
         store = open_store(uri, retry_s=_STORE_S)
         store.put_bytes(data, key)
@@ -187,10 +189,10 @@ def _check_store(uri: str) -> list[Check]:
     except StoreError as error:
         return [Check("store", False, error.message, error.hint)]
     hint = "does a proxy between this machine and the store change the data?"
-    found = f"{shown}: an object was written, listed and read"
+    result = f"{place}: an object was written, listed and read"
     if not (is_same and is_listed):
-        found = f"{shown}: the object that was read or listed is not the one that was written"
-    checks = [Check("store", is_same and is_listed, found, hint)]
+        result = f"{place}: the object that was read or listed is not the one that was written"
+    checks = [Check("store", is_same and is_listed, result, hint)]
     ahead_s = store.clock_ahead_s
     if ahead_s:
         direction = "ahead of" if ahead_s > 0 else "behind"

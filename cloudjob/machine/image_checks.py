@@ -78,19 +78,19 @@ def _probe(client: Any, image: str) -> dict[str, str]:
         "HostConfig": {"CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges:true"]},
     }
     with engine.translate_errors("probing the image"):
-        made = client.create_container_from_config(config)["Id"]
+        container_id = client.create_container_from_config(config)["Id"]
     try:
         with engine.translate_errors("probing the image"):
-            client.start(made)
-            client.wait(made, timeout=_LIMIT_S)
-            text = client.logs(made, stdout=True, stderr=False).decode("utf-8", "replace")
+            client.start(container_id)
+            client.wait(container_id, timeout=_LIMIT_S)
+            text = client.logs(container_id, stdout=True, stderr=False).decode("utf-8", "replace")
     except BackendError as error:
         if engine.is_refusal(error, engine.Refusal.NO_SUCH_PROGRAM):
             return {}
         raise
     finally:
         with engine.translate_errors("removing the probe"):
-            client.remove_container(made, force=True, v=True)
+            client.remove_container(container_id, force=True, v=True)
     pairs = (line.partition("=") for line in text.splitlines())
     return {name: value for name, _, value in pairs if value}
 
@@ -133,10 +133,10 @@ def _python(probed: Mapping[str, str]) -> Check:
     numbers = re.match(r"(\d+)\.(\d+)\.\d+$", version)
     if "python3" not in probed or numbers is None:
         return Check("python3", False, "missing", hint)
-    shown = f"{version} ({probed['python3']})"
+    version_text = f"{version} ({probed['python3']})"
     if probed.get("python3.modules"):
-        return Check("python3", False, f"{shown}: {probed['python3.modules']}", hint)
-    return Check("python3", (int(numbers[1]), int(numbers[2])) >= (3, 8), shown, hint)
+        return Check("python3", False, f"{version_text}: {probed['python3.modules']}", hint)
+    return Check("python3", (int(numbers[1]), int(numbers[2])) >= (3, 8), version_text, hint)
 
 
 def _sshd(probed: Mapping[str, str]) -> Check:

@@ -97,11 +97,11 @@ def build(
         UsageError: There is no such image, or a file cannot be read.
     """
     extra = {_CA_BUNDLE: _given(ca_bundle), _PIP_CONFIG: _given(pip_config)}
-    given = {path: data for path, data in extra.items() if data}
+    additions = {path: data for path, data in extra.items() if data}
     client = engine.connect()
     with contextlib.closing(client):
         recipe = recipe_of(name, base)
-        built = _build(client, recipe, given, on_step, on_pull)
+        built = _build(client, recipe, additions, on_step, on_pull)
         _tag(client, built, name, tag_of_base(base) if base else _LATEST)
     return built
 
@@ -159,9 +159,9 @@ def _build(
     base, base_id = _base(client, recipe, on_step, on_pull)
     digest = inputs(recipe, base_id)
     tag = f"{REPOSITORY}/{recipe.name}:{digest[:12]}"
-    found = _image_id(client, tag)
-    if found:
-        return Built(tag, found, is_new=False)
+    image_id = _image_id(client, tag)
+    if image_id:
+        return Built(tag, image_id, is_new=False)
     on_step(f"building {tag} from {base}")
     labels = {
         "cloudjob.image": recipe.name,
@@ -190,17 +190,17 @@ def _build(
     return Built(tag, _image_id(client, tag), is_new=True)
 
 
-def _remove_stage(client: Any, own: str) -> None:
+def _remove_stage(client: Any, image_id: str) -> None:
     """Remove the stage of a build, and the stages of builds that were killed.
 
     The engine's own ``prune`` would also remove stages of running builds, and runs only once.
     """
     with engine.translate_errors("removing the build stage that contains your files"):
-        found = client.images(filters={"dangling": True, "label": _STAGE_LABEL})
-    for image in found:
+        images = client.images(filters={"dangling": True, "label": _STAGE_LABEL})
+    for image in images:
         name = image["Labels"][_STAGE_LABEL]
         is_stale = name.startswith(_OWN_STAGE) and time.time() - image["Created"] > _STALE_S
-        if name == own or is_stale:
+        if name == image_id or is_stale:
             _remove_image(client, image["Id"])
 
 
@@ -231,9 +231,9 @@ def _base(
         inner = _build(client, recipe_of("base"), {}, on_step, on_pull)
         _tag(client, inner, "base", _LATEST)
         return inner.tag, inner.id
-    found = _image_id(client, base)
-    if found:
-        return base, found
+    image_id = _image_id(client, base)
+    if image_id:
+        return base, image_id
     on_step(f"pulling {base}")
     try:
         with engine.translate_errors(f"pulling {base}"):

@@ -78,7 +78,7 @@ def _is_harmless(key: str, value: Any) -> bool:
         return is_text and ".." not in value.split("/")
     if key == "launcher":
         # With these, the script may be any command.
-        known = LAUNCHERS.get(value) if isinstance(value, str) else None
-        return value == AUTO or (known is not None and not known.takes_command)
+        launcher = LAUNCHERS.get(value) if isinstance(value, str) else None
+        return value == AUTO or (launcher is not None and not launcher.takes_command)
     # The values of secrets were masked, and the reader's may differ.
     return key != "args" or MASK not in str(value)

@@ -30,8 +30,8 @@ def job_id(sweep: str, index: int) -> str:
 
 def sweep_of(job: str) -> str:
     """Return the id of the sweep that a job belongs to; empty if it belongs to none."""
-    found = re.fullmatch(_JOB, job)
-    return found[1] if found else ""
+    match = re.fullmatch(_JOB, job)
+    return match[1] if match else ""
 
 
 def unique_part(job: str) -> str:

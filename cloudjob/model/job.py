@@ -233,8 +233,8 @@ class JobSpec(Values):
     def sections(self) -> Mapping[str, Mapping[str, Any]]:
         """The sections that were given, each with the keys that were given."""
         chosen = self.chosen()
-        given = {name: chosen[name].chosen() for name in SECTIONS if name in chosen}
-        return MappingProxyType({name: values for name, values in given.items() if values})
+        values_of = {name: chosen[name].chosen() for name in SECTIONS if name in chosen}
+        return MappingProxyType({name: values for name, values in values_of.items() if values})
 
 
 SECTIONS: Mapping[str, type[Values]] = MappingProxyType(

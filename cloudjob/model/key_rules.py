@@ -77,12 +77,12 @@ def of_mindspore(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.hardware_check != "off":
         yield from _hardware_conflicts(spec)
     is_split = settings.parallel_mode not in (NONE, "stand_alone")
-    own = [name for name, other in LAUNCHERS.items() if other.module == "mindspore"]
-    if is_split and launcher and spec.launcher not in (*own, "rank-table"):
+    launchers = [name for name, other in LAUNCHERS.items() if other.module == "mindspore"]
+    if is_split and launcher and spec.launcher not in (*launchers, "rank-table"):
         yield (
             "mindspore.parallel_mode",
             f"needs a MindSpore launcher (given launcher {spec.launcher};"
-            f" allowed {', '.join(own)})",
+            f" allowed {', '.join(launchers)})",
         )
     if settings.search_mode != NONE and settings.parallel_mode != "auto_parallel":
         yield (
@@ -90,7 +90,7 @@ def of_mindspore(spec: JobSpec) -> Iterator[tuple[str, str]]:
             f"is only for the parallel_mode auto_parallel (given {settings.parallel_mode})",
         )
     servers = spec.env.get(_SERVERS, "")
-    if launcher and spec.launcher in own and servers not in ("", "0"):
+    if launcher and spec.launcher in launchers and servers not in ("", "0"):
         yield from _server_conflicts(spec.launcher, servers)
     yield from _device_conflicts(spec)
 
@@ -131,14 +131,14 @@ def _device_conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield key, f"needs a line for each node (given {len(lines)}; allowed {spec.nodes})"
     for index, line in enumerate(lines):
         try:
-            found = len(devices.parse(line).devices)
+            count = len(devices.parse(line).devices)
         except ValueError as error:
             form = "SERVER[@SUPER_POD] DEVICE=ADDRESS[/SUPER_DEVICE]..."
             yield f"{key}[{index}]", f"{error} (given {line[:60]!r}; allowed {form})"
             continue
-        if found != (spec.procs_per_node or found):
+        if count != (spec.procs_per_node or count):
             yield (
                 f"{key}[{index}]",
                 "needs a device for each rank of the node"
-                f" (given {found}; allowed {spec.procs_per_node}, see procs_per_node)",
+                f" (given {count}; allowed {spec.procs_per_node}, see procs_per_node)",
             )

@@ -152,8 +152,8 @@ class Values:
 
     def chosen(self) -> Mapping[str, Any]:
         """Return the values that are not left at their defaults."""
-        own, chosen = vars(self), vars(self)["_chosen"]
-        return MappingProxyType({name: own[name] for name in self.KEYS if name in chosen})
+        values, chosen = vars(self), vars(self)["_chosen"]
+        return MappingProxyType({name: values[name] for name in self.KEYS if name in chosen})
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable: {name} cannot be set")

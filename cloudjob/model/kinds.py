@@ -412,7 +412,7 @@ def as_text(value: object) -> object:
     return value
 
 
-def check_text(value: str, shown: str = "") -> str:
+def check_text(value: str, quoted: str = "") -> str:
     """Return ``value`` if Linux can pass it to a program.
 
     Args:
@@ -421,14 +421,14 @@ def check_text(value: str, shown: str = "") -> str:
     Raises:
         ValueError: Linux cannot pass it.
     """
-    shown = shown or given(value)
+    quoted = quoted or given(value)
     if "\0" in value:
-        raise ValueError(f"contains a NUL character (given {shown}; allowed any text without it)")
+        raise ValueError(f"contains a NUL character (given {quoted}; allowed any text without it)")
     try:
         size_bytes = len(value.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
         raise ValueError(
-            f"contains half a surrogate pair, which cannot be encoded (given {shown})"
+            f"contains half a surrogate pair, which cannot be encoded (given {quoted})"
         ) from None
     check_size(size_bytes)
     return value
@@ -469,11 +469,11 @@ def _check_uri(uri: str, schemes: tuple[str, ...]) -> str:
     if not mark or scheme not in schemes:
         allowed = ", ".join(f"{scheme}://" for scheme in schemes)
         # A query may hold a signature.
-        shown = given(uri.partition("?")[0])
+        quoted = given(uri.partition("?")[0])
         if mark:
-            raise ValueError(f"has an unsupported scheme (given {shown}; allowed {allowed})")
+            raise ValueError(f"has an unsupported scheme (given {quoted}; allowed {allowed})")
         folder = "a folder of this machine is file:///its/path"
-        raise ValueError(f"is not a URI (given {shown}; allowed {allowed}; {folder})")
+        raise ValueError(f"is not a URI (given {quoted}; allowed {allowed}; {folder})")
     return uri
 
 

@@ -141,7 +141,7 @@ class Pattern:
         """
         if self._in_lines is None or not self._is_exact_in_lines:
             return None
-        found: list[tuple[int, Value]] = []
+        values: list[tuple[int, Value]] = []
         number = at = matches = 0
         for match in self._in_lines.finditer(lines):
             start = match.start()
@@ -150,8 +150,8 @@ class Pattern:
             if matches > _MAX_MATCHES:
                 return None
             number, at = number + newlines, start
-            found.append((number, self._selected(match)))
-        return found
+            values.append((number, self._selected(match)))
+        return values
 
     def _selected(self, match: Any) -> Value:
         step = None if self._step is None else match[self._step]

@@ -44,13 +44,13 @@ def check(submission: Submission) -> None:
     """
     node = submissions.node_env(submission, 0, submissions.host_names(submission))
     variables = submissions.variables(submission, node, home="/home/ma-user", address="0.0.0.0")
-    found = [
+    sizes = [
         *_long_lists(variables),
         *_long_command(submission.spec),
         *_too_much(submission.spec, variables),
     ]
-    if found:
-        raise SpecError(found, hint=HINT)
+    if sizes:
+        raise SpecError(sizes, hint=HINT)
 
 
 def largest(spec: JobSpec) -> str:

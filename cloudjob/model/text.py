@@ -49,8 +49,8 @@ def secrets_masked(values: Mapping[str, str]) -> dict[str, str]:
 
 def secret_values(secrets: Mapping[str, str], env: Mapping[str, str]) -> list[str]:
     """Return the values of secrets and of the variables that ``secrets_masked`` masks."""
-    shown = secrets_masked(env)
-    return [*secrets.values(), *(value for name, value in env.items() if shown[name] != value)]
+    masked_env = secrets_masked(env)
+    return [*secrets.values(), *(value for name, value in env.items() if masked_env[name] != value)]
 
 
 def secret_texts(values: Iterable[str]) -> list[str]:

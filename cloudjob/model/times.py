@@ -33,10 +33,10 @@ def local(text: str) -> str:
 
 def seconds_of(text: str) -> float:
     """Return an RFC 3339 time in seconds since the epoch; 0 for any other text."""
-    found = re.fullmatch(_RFC3339, text)
-    if found is None:
+    match = re.fullmatch(_RFC3339, text)
+    if match is None:
         return 0.0
-    date, clock, fraction, zone = found.groups()
+    date, clock, fraction, zone = match.groups()
     try:
         moment = datetime.fromisoformat(f"{date}T{clock}{zone.replace('Z', '+00:00')}")
     except ValueError:  # such as the 30th of February

@@ -30,8 +30,8 @@ def validate(
     values, wrong = valid_part(values)
     spec = JobSpec.read(values)
     invalid = {*invalid, *(str(location[0]) for location, _ in wrong)}
-    found = [(dotted(location), what) for location, what in wrong]
-    return spec, found + conflicts(spec, invalid)
+    problems = [(dotted(location), what) for location, what in wrong]
+    return spec, problems + conflicts(spec, invalid)
 
 
 def valid_part(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
@@ -64,7 +64,7 @@ def conflicts(spec: JobSpec, invalid: Set[str] = frozenset()) -> list[tuple[str,
             one of them are skipped.
     """
     return [
-        found for check, keys in _CHECKS if not invalid & set(keys) for found in check(spec)
+        problem for check, keys in _CHECKS if not invalid & set(keys) for problem in check(spec)
     ]  # fmt: skip
 
 
@@ -74,9 +74,9 @@ def check(spec: JobSpec) -> None:
     Raises:
         SpecError: with every contradiction.
     """
-    found = conflicts(spec)
-    if found:
-        raise SpecError([f"{one_line(key)}: {what}" for key, what in found])
+    problems = conflicts(spec)
+    if problems:
+        raise SpecError([f"{one_line(key)}: {what}" for key, what in problems])
 
 
 def _script(spec: JobSpec) -> Iterator[tuple[str, str]]:

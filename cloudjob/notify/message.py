@@ -73,8 +73,8 @@ def _url(reference: str, environ: Mapping[str, str]) -> str:
             with Path(reference[1:]).open(encoding="utf-8") as file:
                 url = file.read(_MAX_URL_LENGTH).strip()
         except (OSError, ValueError) as error:
-            found = getattr(error, "strerror", None) or "it is not text"
-            raise UsageError(f"{doing}: {reference[1:]}: {found}") from error
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise UsageError(f"{doing}: {reference[1:]}: {reason}") from error
     elif reference in environ:
         url = environ[reference].strip()
     else:

@@ -65,9 +65,9 @@ def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
         except NotSent as error:
             failures.append(f"command {targets.command[0]}: {error.message}")
     if failures:
-        found = hide("; ".join(failures), targets.masked_texts)
+        reason = hide("; ".join(failures), targets.masked_texts)
         job = notice.values["job"]
-        raise NotSent(f"sending the notification of the {notice.event} of {job}: {found}")
+        raise NotSent(f"sending the notification of the {notice.event} of {job}: {reason}")
 
 
 def _run(command: Sequence[str], sent: Mapping[str, Any], masked_texts: Sequence[str]) -> None:

@@ -111,8 +111,8 @@ def load(path: Path) -> SourceCache:
 
 def with_layers(source_cache: SourceCache, layers: Sequence[Layer]) -> SourceCache:
     """Return ``source_cache`` with the names that its layers have in the store."""
-    known = zip(source_cache.layers, layers, strict=True)
-    return source_cache._replace(layers=tuple(each._replace(layer=layer) for each, layer in known))
+    pairs = zip(source_cache.layers, layers, strict=True)
+    return source_cache._replace(layers=tuple(each._replace(layer=layer) for each, layer in pairs))
 
 
 def save(path: Path, source_cache: SourceCache) -> None:

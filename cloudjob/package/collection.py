@@ -56,11 +56,11 @@ def collect(
         StoreError: The store refused, or a descriptor cannot be read: nothing is deleted then.
     """
     stop_s = time.monotonic() + claims.WORK_LIMIT_S
-    found = set(store.list(LAYERS))
-    unneeded = found - _needed(store, keep_s, ended_at)
+    layers = set(store.list(LAYERS))
+    unneeded = layers - _needed(store, keep_s, ended_at)
     notes = claims.stale_notes(store)
     if dry_run:
-        return Collected((*sorted(unneeded), *notes), len(found) - len(unneeded))
+        return Collected((*sorted(unneeded), *notes), len(layers) - len(unneeded))
     deleted: list[str] = []
     if unneeded:
         sweep = f"{claims.SWEEPS}{os.urandom(8).hex()}.json"
@@ -81,7 +81,7 @@ def collect(
     present = set(store.list(LAYERS)) if damaged else set()
     for key in (*notes, *(damage_key(key) for key in damaged if key not in present)):
         store.delete(key)
-    return Collected((*deleted, *notes), len(found) - len(deleted))
+    return Collected((*deleted, *notes), len(layers) - len(deleted))
 
 
 def _needed(store: ObjectStore, keep_s: float, ended_at: EndedAt) -> set[str]:

@@ -61,7 +61,7 @@ def read_files(
     Raises:
         StoreError: The package cannot be read, or a layer is damaged.
     """
-    found = {}
+    content_of = {}
     try:
         data = store.get_bytes(key, limit_bytes=DESCRIPTOR_LIMIT_BYTES)
         for layer in load_descriptor(data).layers:
@@ -70,10 +70,10 @@ def read_files(
                     with archive.open(manifest.contents[digest]) as file:
                         content = file.read(limit_bytes + 1)
                     if len(content) <= limit_bytes:
-                        found[digest] = content
+                        content_of[digest] = content
     except (FormatError, zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:
         raise StoreError(f"reading the package {store.uri(key)}: {error}") from error
-    return found
+    return content_of
 
 
 def open_stored(store: ObjectStore, layer: Layer) -> io.BufferedReader:

@@ -134,19 +134,19 @@ def outer_rules(source: str, settings: GitSettings) -> tuple[Rules, ...]:
         OSError: One of these files cannot be read.
         PackageError: One is too large.
     """
-    own, folds_case = settings
+    excludes, folds_case = settings
     top = _repository_root(source)
     if top is None:
-        rules = Rules(own, _read(own), folds_case=folds_case)
+        rules = Rules(excludes, _read(excludes), folds_case=folds_case)
         return (rules,) if rules else ()
     relative = os.path.relpath(source, top)
     segments = () if relative == "." else tuple(relative.split("/"))
     # Each with the depth, from the top, of the folder that its lines are relative to.
-    files = [(own, 0), (_info_exclude(top), 0)]
+    files = [(excludes, 0), (_info_exclude(top), 0)]
     files += [
         (posixpath.join(top, *segments[:steps], GITIGNORE), steps) for steps in range(len(segments))
     ]
-    found = [
+    levels = [
         (
             Rules(
                 path,
@@ -158,8 +158,8 @@ def outer_rules(source: str, settings: GitSettings) -> tuple[Rules, ...]:
         )
         for path, steps in files
     ]
-    found = [(rules, steps) for rules, steps in found if rules]
-    return () if _is_left_out(found, segments) else tuple(rules for rules, _ in found)
+    levels = [(rules, steps) for rules, steps in levels if rules]
+    return () if _is_left_out(levels, segments) else tuple(rules for rules, _ in levels)
 
 
 def repository_rules(folder: str, prefix: str, *, folds_case: bool = False) -> Rules:
@@ -168,10 +168,10 @@ def repository_rules(folder: str, prefix: str, *, folds_case: bool = False) -> R
     return Rules(path, _read(path), prefix=prefix, folds_case=folds_case)
 
 
-def _is_left_out(found: list[tuple[Rules, int]], segments: tuple[str, ...]) -> bool:
+def _is_left_out(levels: list[tuple[Rules, int]], segments: tuple[str, ...]) -> bool:
     """Whether the rules above leave out the source, or a folder on the way down to it."""
     for depth in range(1, len(segments) + 1):
-        for rules, steps in reversed(found):
+        for rules, steps in reversed(levels):
             if steps < depth:
                 relative = "/".join(segments[steps:depth])
                 decision = rules.decide_relative(relative, is_folder=True)
@@ -214,10 +214,10 @@ def git_settings(source: str) -> GitSettings:
         name, _, value = os.fsdecode(item).partition("\n")
         values[name] = value
     settings = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
-    own = values.get("core.excludesfile") or posixpath.join(settings, "git", "ignore")
+    excludes_file = values.get("core.excludesfile") or posixpath.join(settings, "git", "ignore")
     # A name without a value means yes.
     folds_case = values.get("core.ignorecase", "no").lower() in ("", "true", "yes", "on", "1")
-    return GitSettings(posixpath.join(source, os.path.expanduser(own)), folds_case)  # noqa: PTH111
+    return GitSettings(posixpath.join(source, os.path.expanduser(excludes_file)), folds_case)  # noqa: PTH111
 
 
 def tracked_files(folder: str) -> tuple[str, ...]:

@@ -56,11 +56,11 @@ def make(job: LayerInputs) -> BuiltLayer:
         ChangedError: A file has changed since the source was scanned.
         PackageError: A file cannot be read, the layer cannot be written, or there are secrets.
     """
-    made = _make(job)
-    if made is None:
-        made = _make(job._replace(source_cache=SourceCache()))
-    assert made is not None, "without old layers, none is replaced"
-    return made
+    layer = _make(job)
+    if layer is None:
+        layer = _make(job._replace(source_cache=SourceCache()))
+    assert layer is not None, "without old layers, none is replaced"
+    return layer
 
 
 def _make(job: LayerInputs) -> BuiltLayer | None:
@@ -90,9 +90,9 @@ class _Change:
 
     def __init__(self, job: LayerInputs, layer: LayerFile) -> None:
         self._job, self._layer = job, layer
-        self._before = before = {known.entry.name: known for known in job.source_cache.entries}
+        self._before = before = {cached.entry.name: cached for cached in job.source_cache.entries}
         # SHA-256 of a content -> number of the layer that holds it.
-        self.holders = {known.entry.digest: known.holder for known in job.source_cache.entries}
+        self.holders = {cached.entry.digest: cached.holder for cached in job.source_cache.entries}
         self._findings: list[Finding] = []
         self._read: dict[str, str] = {}
         for source_entry in job.tree.entries:
@@ -130,19 +130,19 @@ class _Change:
 
     def cache_entries(self, new: int | None = None) -> tuple[CachedEntry, ...]:
         """Return what to remember; ``new`` is the number of the new layer."""
-        found = []
+        entries = []
         for source_entry, entry in zip(self._job.tree.entries, self.entries, strict=True):
             cached = self._before.get(entry.name)
             is_listed = new is not None and self.is_listed(entry, new)
             layer = cached.layer if cached and not is_listed else new
             holder = new if entry.digest in self._layer.contents else self.holders.get(entry.digest)
             status = cache.trusted(source_entry.file_stat, self._job.now_ns)
-            found.append(
+            entries.append(
                 CachedEntry(
                     entry, layer or 0, holder or 0, status, self._scanned(source_entry, cached)
                 )
             )
-        return tuple(found)
+        return tuple(entries)
 
     def _is_known(self, source_entry: SourceEntry) -> bool:
         """Whether a file is unchanged, and the current rules found no secret in it."""

@@ -88,8 +88,8 @@ def pack(
             tree, source_cache, destination, options.is_compressed, searcher, _allowed(tree), now_ns
         )
         try:
-            made = layer.make(job)
-            package = _package(tree, destination, made)
+            built = layer.make(job)
+            package = _package(tree, destination, built)
             return package._replace(is_cached=package.source_cache == source_cache)
         except ChangedError:
             if attempt == _ATTEMPTS:
@@ -98,17 +98,17 @@ def pack(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _package(tree: Tree, destination: Path, made: layer.BuiltLayer) -> CodePackage:
-    entries = [known.entry for known in made.source_cache.entries]
-    digest = made.source_cache.digest or tree_digest(entries)
+def _package(tree: Tree, destination: Path, built: layer.BuiltLayer) -> CodePackage:
+    entries = [cached.entry for cached in built.source_cache.entries]
+    digest = built.source_cache.digest or tree_digest(entries)
     return CodePackage(
         digest=digest,
         size_bytes=sum(entry.size_bytes for entry in entries),
         files=sum(entry.kind == FILE for entry in entries),
-        layers=tuple(each.layer for each in made.source_cache.layers),
+        layers=tuple(each.layer for each in built.source_cache.layers),
         left_out=tree.left_out,
-        new=destination if made.is_new else None,
-        source_cache=made.source_cache._replace(digest=digest),
+        new=destination if built.is_new else None,
+        source_cache=built.source_cache._replace(digest=digest),
     )
 
 

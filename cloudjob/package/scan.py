@@ -83,12 +83,12 @@ def scan(
     Raises:
         PackageError: A folder cannot be read, or something cannot be sent to another machine.
     """
-    found = _walk(source, besides=besides, home=home, follow_links=follow_links)
-    if found.refused:
-        raise _refused_error(source, sorted(found.refused))
+    tree = _walk(source, besides=besides, home=home, follow_links=follow_links)
+    if tree.refused:
+        raise _refused_error(source, sorted(tree.refused))
     # Bytes, not characters: the order must not depend on how a machine decodes names.
-    found.entries.sort(key=lambda entry: os.fsencode(entry.name))
-    return Tree(source, tuple(found.entries), tuple(sorted(found.left_out)))
+    tree.entries.sort(key=lambda entry: os.fsencode(entry.name))
+    return Tree(source, tuple(tree.entries), tuple(sorted(tree.left_out)))
 
 
 class Explanation(NamedTuple):
@@ -116,15 +116,15 @@ def explain(
         PackageError: There is no such path in the source, or the source cannot be read.
     """
     name = _name(source, path)
-    found = _walk(source, home=home, follow_links=follow_links)
-    for entry in found.entries:
+    tree = _walk(source, home=home, follow_links=follow_links)
+    for entry in tree.entries:
         if entry.name == name:
             listed = name + "/" if entry.kind == FOLDER else name
             return Explanation(listed, True, entry.kept_by or "no rule leaves it out", listed)
-    for refused in found.refused:
+    for refused in tree.refused:
         if refused.name == name:
             return Explanation(name, False, f"refused: it {refused.problem}", name)
-    for out in found.left_out:
+    for out in tree.left_out:
         if covers(out.path, name):
             return Explanation(name, False, out.reason, out.path)
     raise PackageError(
@@ -135,19 +135,19 @@ def explain(
 
 def _name(source: Path, path: str) -> str:
     """Return a path as the package would name it."""
-    given = posixpath.normpath(path)
-    if posixpath.isabs(given):
+    normal = posixpath.normpath(path)
+    if posixpath.isabs(normal):
         # The last segment may be a link: explain the link, not its target.
-        above = os.path.realpath(posixpath.dirname(given))
-        given = os.path.relpath(
-            posixpath.join(above, posixpath.basename(given)), os.path.realpath(source)
+        above = os.path.realpath(posixpath.dirname(normal))
+        normal = os.path.relpath(
+            posixpath.join(above, posixpath.basename(normal)), os.path.realpath(source)
         )
-    if given == "." or given.split("/", 1)[0] == "..":
+    if normal == "." or normal.split("/", 1)[0] == "..":
         raise PackageError(
             f"looking for {shown(path)}: not in the source {shown(source)}",
             hint="the path is relative to --source",
         )
-    return given
+    return normal
 
 
 def covers(left_out: str, name: str) -> bool:
@@ -274,7 +274,7 @@ class _Walker:
 
     def _rules_inside(self, folder: _Folder, children: list[os.DirEntry[str]]) -> _ActiveRules:
         """Return the rules that apply inside a folder; its own ignore files come first."""
-        own, git = folder.active_rules
+        rules_of_ours, git = folder.active_rules
         prefix, path = folder.prefix, folder.path
         for child in sorted(children, key=lambda child: child.name):
             # As in git, a symbolic link does not count as an ignore file.
@@ -282,7 +282,7 @@ class _Walker:
                 with reading(self._source, prefix + child.name):
                     rules = ignore.read_rules(path, prefix, child.name, folds_case=self._folds_case)
                 if child.name == CLOUDJOBIGNORE:
-                    own = (rules, *own)
+                    rules_of_ours = (rules, *rules_of_ours)
                 else:
                     git = (rules, *git)
             elif child.name == ".git" and prefix:
@@ -290,7 +290,7 @@ class _Walker:
                     rules = ignore.repository_rules(path, prefix, folds_case=self._folds_case)
                     git = (rules, *git)
                 self._add_tracked(prefix, path)
-        return _ActiveRules(own, git)
+        return _ActiveRules(rules_of_ours, git)
 
     def _add_tracked(self, prefix: str, folder: str) -> None:
         for name in ignore.tracked_files(folder):
@@ -397,21 +397,21 @@ class _Walker:
         ``!keep.py`` there overrides ``.gitignore``. Only a line that names a path in full overrides
         a default or a secret: ``!*.py`` must not include caches and keys.
         """
-        own = _last_decision(folder.active_rules.own, name, is_folder)
-        if own and (own.ignores or own.is_named):
-            if own.ignores:
-                return _Verdict(own.rule)
-            return _Verdict(kept_by=own.rule, is_named=True)
+        decision = _last_decision(folder.active_rules.own, name, is_folder)
+        if decision and (decision.ignores or decision.is_named):
+            if decision.ignores:
+                return _Verdict(decision.rule)
+            return _Verdict(kept_by=decision.rule, is_named=True)
         default = _default_reason(child, is_folder)
         if default:
             return _Verdict(default, Rule.DEFAULT)
-        git = _PACKED if own else self._git_verdict(name, is_folder, folder)
+        git = _PACKED if decision else self._git_verdict(name, is_folder, folder)
         if git.reason:
             return git
         reason = secrets.name_reason(child.name, is_folder)
         if reason:
             return _Verdict(reason, Rule.SECRET)
-        return _Verdict(kept_by=own.rule) if own else git
+        return _Verdict(kept_by=decision.rule) if decision else git
 
     def _git_verdict(self, name: str, is_folder: bool, folder: _Folder) -> _Verdict:
         """Decide by the rules of git, which never apply to a file that git tracks."""

@@ -105,18 +105,20 @@ def rules() -> tuple[Rule, ...]:
 
     from detect_secrets.plugins.base import RegexBasedDetector
 
-    found = [Rule(name, re.compile(text, re.MULTILINE)) for name, text in _OWN_PATTERNS.items()]
+    rules_read = [
+        Rule(name, re.compile(text, re.MULTILINE)) for name, text in _OWN_PATTERNS.items()
+    ]
     for module, name in _LIBRARY_RULES.items():
         plugins = importlib.import_module(f"detect_secrets.plugins.{module}")
         for kind in vars(plugins).values():
             is_plugin = isinstance(kind, type) and issubclass(kind, RegexBasedDetector)
             if is_plugin and kind.__module__ == plugins.__name__:
                 detector = kind()
-                found += [
+                rules_read += [
                     Rule(name, _as_bytes(pattern), _rule_finder(detector))
                     for pattern in detector.denylist
                 ]
-    return tuple(found)
+    return tuple(rules_read)
 
 
 def _as_bytes(pattern: Any) -> re.Pattern[bytes]:
@@ -181,7 +183,7 @@ class Searcher:
             return []
         if self._rules is None:
             self._rules = rules()
-        found: dict[int, Finding] = {}
+        findings: dict[int, Finding] = {}
         for rule in self._rules:
             for match in rule.pattern.finditer(data):
                 begin = data.rfind(b"\n", 0, match.start()) + 1
@@ -192,8 +194,8 @@ class Searcher:
                 if rule.find is not None and not rule.find(lines):
                     continue
                 line = data.count(b"\n", 0, match.start()) + 1
-                found.setdefault(line, Finding(entry.name, line, rule.name))
-        return [found[line] for line in sorted(found)]
+                findings.setdefault(line, Finding(entry.name, line, rule.name))
+        return [findings[line] for line in sorted(findings)]
 
     def _is_suspect(self, data: bytes) -> bool:
         """Whether Hyperscan finds anything; without Hyperscan, every file is searched."""

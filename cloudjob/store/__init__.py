@@ -41,7 +41,7 @@ def with_store_options(uri: str, store_uri: str) -> str:
     return full_uri(uri, {scheme: options})
 
 
-def job_store(own: str, default: str, sections: Mapping[str, Mapping[str, object]]) -> str:
+def job_store(store_of_job: str, default: str, sections: Mapping[str, Mapping[str, object]]) -> str:
     """Return the URI of a job's store.
 
     Args:
@@ -49,7 +49,7 @@ def job_store(own: str, default: str, sections: Mapping[str, Mapping[str, object
             ``default``. Empty if the job names none.
         default: The store of the job's platform.
     """
-    return with_store_options(full_uri(own or default, sections), default)
+    return with_store_options(full_uri(store_of_job or default, sections), default)
 
 
 def environment(keys: Mapping[str, str]) -> dict[str, str]:

@@ -43,38 +43,38 @@ def bundle(environ: Mapping[str, str], profiles: str = "") -> Bundle | None:
         profiles: ``ca_bundle`` in the profile of AWS, which is preferred to all but the first.
     """
     named = {name: environ.get(name, "") for name in VARIABLES}
-    found = {VARIABLES[0]: named.pop(VARIABLES[0]), "ca_bundle of the AWS profile": profiles}
-    for origin, path in {**found, **named}.items():
+    origins = {VARIABLES[0]: named.pop(VARIABLES[0]), "ca_bundle of the AWS profile": profiles}
+    for origin, path in {**origins, **named}.items():
         # Other programs, such as conda, leave the last one behind; OpenSSL ignores a missing file.
         if path and (origin != VARIABLES[-1] or Path(path).is_file()):
             return Bundle(path, origin)
     return None
 
 
-def access(found: Bundle | None) -> dict[str, str]:
+def access(trusted: Bundle | None) -> dict[str, str]:
     """Return the variable that gives the certificates of a bundle to nodes, which trust them, too.
 
     Raises:
         StoreError: The file cannot be read, or is too large.
     """
-    text = _for_nodes(found, _version(found.path)) if found else ""
+    text = _for_nodes(trusted, _version(trusted.path)) if trusted else ""
     return {names.CLOUDJOB_CA_CERTIFICATES: text} if text else {}
 
 
-def check(found: Bundle) -> None:
+def check(trusted: Bundle) -> None:
     """Check that a bundle can be read, as the libraries' own messages do not name it.
 
     Raises:
         StoreError: It cannot be read, or has no certificate.
     """
-    _certificates(found)
+    _certificates(trusted)
 
 
-def _certificates(found: Bundle) -> list[str]:
+def _certificates(trusted: Bundle) -> list[str]:
     import ssl
 
-    doing = f"reading certificates: {found.origin}={found.path}"
-    path = Path(found.path)
+    doing = f"reading certificates: {trusted.origin}={trusted.path}"
+    path = Path(trusted.path)
     try:
         members = sorted(path.iterdir()) if path.is_dir() else [path]
         texts = [_read(member) for member in members if member.is_file() or not path.is_dir()]
@@ -114,17 +114,17 @@ def _version(path: str) -> tuple[int, ...]:
 
 # A submit asks more than once, and the lists of all public authorities are long.
 @functools.lru_cache(maxsize=4)
-def _for_nodes(found: Bundle, _: tuple[int, ...]) -> str:
-    certificates = _certificates(found)
+def _for_nodes(anchors: Bundle, _: tuple[int, ...]) -> str:
+    certificates = _certificates(anchors)
     if sum(map(len, certificates)) > _SMALL_BYTES:
         public = _public()
         certificates = [text for text in certificates if _content(text) not in public]
     text = "\n".join(certificates)
     if len(text) > _MAX_BYTES:
         raise StoreError(
-            f"reading certificates: {found.origin}={found.path}: {len(certificates)} certificates"
-            f" of private authorities are too many for the nodes ({len(text)} bytes; allowed:"
-            f" {_MAX_BYTES})",
+            f"reading certificates: {anchors.origin}={anchors.path}: {len(certificates)}"
+            f" certificates of private authorities are too many for the nodes ({len(text)} bytes;"
+            f" allowed: {_MAX_BYTES})",
             hint="name a file with the authority of your store only",
         )
     return text + "\n" if text else ""
@@ -135,14 +135,14 @@ def _public() -> frozenset[str]:
 
     Those that the administrator of this machine has added to its store are not among them.
     """
-    found = [
+    bundle_files = [
         path for folder, pattern in _PUBLIC_FILES.items() for path in Path(folder).glob(pattern)
     ]
     for package in _PUBLIC_PACKAGES:
         spec = importlib.util.find_spec(package)
         if spec and spec.origin:
-            found.append(Path(spec.origin).with_name("cacert.pem"))
-    texts = (text for path in found if path.is_file() for text in _split(_read(path)))
+            bundle_files.append(Path(spec.origin).with_name("cacert.pem"))
+    texts = (text for path in bundle_files if path.is_file() for text in _split(_read(path)))
     return frozenset(map(_content, texts))
 
 

@@ -236,10 +236,10 @@ class DirectoryStore:
                 yield key, is_file
                 continue
             names, others = self._names(key, prefix)
-            found = [(key + name, True) for name in names]
-            found += [(key + name, False) for name in others]
-            found.sort(key=lambda each: os.fsencode(each[0]), reverse=True)
-            waiting += [each for each in found if each[0].startswith(prefix)]
+            keys = [(key + name, True) for name in names]
+            keys += [(key + name, False) for name in others]
+            keys.sort(key=lambda each: os.fsencode(each[0]), reverse=True)
+            waiting += [each for each in keys if each[0].startswith(prefix)]
 
     def _unfinished(self) -> Iterator[str]:
         """Yield the keys of the temporary files that killed writers left behind."""
@@ -261,8 +261,8 @@ class DirectoryStore:
         others: _Names = []
         with self._translate_errors("listing", prefix):
             try:
-                with _entries(self.root, folder) as found:
-                    for child in found:
+                with _entries(self.root, folder) as entries:
+                    for child in entries:
                         if child.is_dir(follow_symlinks=False):
                             names.append(f"{child.name}/")
                         else:
@@ -298,8 +298,8 @@ def _entries(root: Path, folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
     with folder_below(os.fspath(root), folder) as above:
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
     try:
-        with os.scandir(descriptor) as found:
-            yield found
+        with os.scandir(descriptor) as entries:
+            yield entries
     finally:
         os.close(descriptor)
 

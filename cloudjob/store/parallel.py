@@ -48,11 +48,11 @@ def call_with_timeout(limit_s: float, function: Callable[[], _R]) -> _R:
     """
     from concurrent.futures import TimeoutError as FutureTimeout
 
-    found = start_call(function)
+    call = start_call(function)
     try:
-        return found.result(limit_s)
+        return call.result(limit_s)
     except FutureTimeout as error:
-        if found.done():
+        if call.done():
             raise
         raise TimeoutError(f"no answer within {limit_s:g} s") from error
 

@@ -65,13 +65,11 @@ def retry_checks(spec: JobSpec) -> Iterator[Check]:
     left_out = [kind for kind in retry_kinds.WORDS if kind not in spec.retry.on]
     wrong = [kind for kind in left_out if kind in repeated]
     if spec.retries and wrong:
-        found = (
-            f"{spec.backend} cannot tell {', '.join(wrong)} from other failures, and tries again"
-        )
+        more = f"{spec.backend} cannot tell {', '.join(wrong)} from other failures, and tries again"
         hint = ""
         if BACKENDS[spec.backend].telling is Telling.PLATFORM:
             hint = "`retries: {on: [platform, hang]}` starts only after the platform's own faults"
-        yield Check("retries", False, f"{found} after these, too", hint, is_needed=False)
+        yield Check("retries", False, f"{more} after these, too", hint, is_needed=False)
 
 
 def _repeated(spec: JobSpec) -> Container[str]:
@@ -88,18 +86,18 @@ def _repeated(spec: JobSpec) -> Container[str]:
 
 def secret_checks(spec: JobSpec) -> Iterator[Check]:
     """Yield a check for each secret that is visible in arguments or ordinary variables."""
-    shown = (*spec.args, *spec.env.values())
+    texts_sent = (*spec.args, *spec.env.values())
     for name, value in spec.secrets.items():
         texts = secret_texts([value])
-        if any(text in each for text in texts for each in shown):
-            found = f"the value of {name} is in arguments or variables, which the platform shows"
+        if any(text in each for text in texts for each in texts_sent):
+            problem = f"the value of {name} is in arguments or variables, which the platform shows"
             hint = f"read it in the script from the variable {name}"
-            yield Check("secrets", False, found, hint, is_needed=False)
+            yield Check("secrets", False, problem, hint, is_needed=False)
     for name, value in secrets_masked(spec.env).items():
         if spec.env[name] != value:
-            found = f"{name} is an ordinary variable, which the platform shows"
+            problem = f"{name} is an ordinary variable, which the platform shows"
             hint = f"export it, and pass it with --secret {name} or under `secrets:`"
-            yield Check("secrets", False, found, hint, is_needed=False)
+            yield Check("secrets", False, problem, hint, is_needed=False)
 
 
 def key_checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterator[Check]:
@@ -126,7 +124,7 @@ def key_checks(spec: JobSpec, end_at: float, now: float | None = None) -> Iterat
         may = "the job has no timeout_min"
     else:
         return
-    found = f"the store's keys expire in {span(int(left_s))} (at {when}), and {may}"
+    problem = f"the store's keys expire in {span(int(left_s))} (at {when}), and {may}"
     can_refresh = BACKENDS[spec.backend].refreshes_keys
     hint = _HINT.format(_REFRESHED if can_refresh else _LONGER)
-    yield Check("keys", False, found, hint=hint, is_needed=False)
+    yield Check("keys", False, problem, hint=hint, is_needed=False)

@@ -124,13 +124,13 @@ def choose(spec: JobSpec, files: Files, nested: Nested | None) -> Choice:
     """
     if nested and nested.is_waited_for:
         return Choice("python", f"{nested.where} {nested.what}")
-    found = _in_imports(files, Path(spec.source), spec.script) or _in_image(spec)
-    if found and found.launcher == "horovod" and spec.min_nodes:
-        return Choice("horovod-elastic", f"{found.why}, and min_nodes is {spec.min_nodes}")
-    if found and _is_gloo(spec, found.launcher):
-        return Choice("horovod-gloo", f"{found.why}, and HOROVOD_CONTROLLER is gloo")
-    if found:
-        return found
+    choice = _in_imports(files, Path(spec.source), spec.script) or _in_image(spec)
+    if choice and choice.launcher == "horovod" and spec.min_nodes:
+        return Choice("horovod-elastic", f"{choice.why}, and min_nodes is {spec.min_nodes}")
+    if choice and _is_gloo(spec, choice.launcher):
+        return Choice("horovod-gloo", f"{choice.why}, and HOROVOD_CONTROLLER is gloo")
+    if choice:
+        return choice
     if spec.script.endswith(".py"):
         first: dict[str, str] = {}
         for module, launcher in _BY_IMPORT.items():
@@ -261,9 +261,9 @@ def _goes_on_after(commands: Sequence[Command], at: int, name: str) -> bool:
 def _nested(command: Command, where: str, *, has_wait: bool, is_ignored: bool) -> Nested | None:
     argv = command.argv
     is_left_behind = command.is_background and not has_wait
-    known = in_command(argv)
-    if known:
-        what, replacement = f"starts {known.shown} itself", replacement_of(known.launcher, argv)
+    nested = in_command(argv)
+    if nested:
+        what, replacement = f"starts {nested.shown} itself", replacement_of(nested.launcher, argv)
         return Nested(where, what, replacement, not is_left_behind, is_ignored)
     if command.is_repeated and is_left_behind and any(re.fullmatch(_PYTHON, word) for word in argv):
         what = "starts processes in a loop and does not wait for them"

@@ -36,15 +36,15 @@ def find_script(folder: Path) -> str:
     Raises:
         UsageError: There is none, or there are several and none has a usual name.
     """
-    found = sorted(path.name for path in folder.glob("*.py") if path.is_file())
+    scripts_there = sorted(path.name for path in folder.glob("*.py") if path.is_file())
     for name in _SCRIPTS:
-        if name in found:
+        if name in scripts_there:
             return name
-    runnable = [name for name in found if b"__main__" in scripts.read(folder / name)]
-    for names in (runnable, found):
+    runnable = [name for name in scripts_there if b"__main__" in scripts.read(folder / name)]
+    for names in (runnable, scripts_there):
         if len(names) == 1:
             return names[0]
-    listed = ", ".join(map(one_line, found[:5])) or "no Python file"
+    listed = ", ".join(map(one_line, scripts_there[:5])) or "no Python file"
     raise UsageError(
         f"looking for the script in {one_line(str(folder))}: found {listed}",
         hint="cloudjob init SCRIPT",
@@ -113,8 +113,8 @@ def _backends(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _requirements(folder: Path, modules: Iterable[str]) -> Iterator[str]:
     files = [name for name in _REQUIREMENTS if (folder / name).is_file()]
-    known = "torch", "tensorflow", "mindspore", "horovod", "mpi4py", "jax", "numpy", "sklearn"
-    used = [name for name in known if name in set(modules)]
+    frameworks = "torch", "tensorflow", "mindspore", "horovod", "mpi4py", "jax", "numpy", "sklearn"
+    used = [name for name in frameworks if name in set(modules)]
     reason = f"{', '.join(files)} lists it" if files else "there is no requirements.txt"
     imports = f"; it imports {', '.join(used)}" if used else ""
     yield "# cloudjob installs nothing: the image, or this machine's Python, must have what the"

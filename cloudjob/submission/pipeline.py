@@ -203,13 +203,13 @@ def _text(prepared: Prepared) -> bytes:
     masked_texts = submissions.masked_texts(prepared.submission)
     # `cloudjob cp` makes a new job from the user's description, so it is stored, too.
     described = masked(prepared.spec, masked_texts)
-    shown = {**submissions.show(prepared.submission, masked_texts), "spec": described}
+    values_sent = {**submissions.show(prepared.submission, masked_texts), "spec": described}
     if revision := of_source(Path(prepared.spec.source)):
-        shown["git"] = revision._asdict()
+        values_sent["git"] = revision._asdict()
     if prepared.member:
         values = hide(prepared.member.values, masked_texts)
-        shown["sweep"] = {"id": prepared.member.sweep, "values": values}
-    return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")
+        values_sent["sweep"] = {"id": prepared.member.sweep, "values": values}
+    return json.dumps(values_sent, indent=1, sort_keys=True).encode("ascii")
 
 
 def _sent(package: CodePackage, kept: StoredLayers) -> Progress:

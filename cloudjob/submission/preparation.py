@@ -295,7 +295,7 @@ def _first_of(paths: list[str]) -> str:
 def _lost_links(package: CodePackage) -> Iterator[str]:
     """Yield the links in the package to files that are left out."""
     missing = {item.path.rstrip("/") for item in package.left_out}
-    for link in (known.entry for known in package.source_cache.entries):
+    for link in (cached.entry for cached in package.source_cache.entries):
         path = posixpath.join(posixpath.dirname(link.name), link.target)
         if link.kind == LINK and not missing.isdisjoint(_with_parents(posixpath.normpath(path))):
             yield f"{shown(link.name)} -> {shown(link.target)}"

@@ -125,12 +125,12 @@ def _problem(spec: JobSpec, file: File) -> Problem | None:
 def _program(spec: JobSpec) -> Problem | None:
     """Return why a program of the nodes cannot be the script; None if it is none."""
     argv = (spec.script, *spec.args)
-    known = launcher_choice.in_command(argv)
-    if known is None and ("/" in spec.script or shutil.which(spec.script) is None):
+    nested = launcher_choice.in_command(argv)
+    if nested is None and ("/" in spec.script or shutil.which(spec.script) is None):
         return None
     command = f"cloudjob submit --launcher command {one_line(shlex.join(argv))}"
     hint = f"{command} runs it once on each node"
-    replacement = launcher_choice.replacement_of(known.launcher, argv) if known else ""
+    replacement = launcher_choice.replacement_of(nested.launcher, argv) if nested else ""
     if replacement:
         hint = f"cloudjob submit {replacement} starts the ranks itself; {hint}"
     return Problem(f"{one_line(spec.script)} is a program, not a file of the source", hint)
@@ -341,8 +341,8 @@ def _interpreter(spec: JobSpec) -> interpreters.Interpreter:
 
 
 def _on_path() -> str:
-    found = shutil.which("python") or shutil.which("python3")
-    return str(Path(found).absolute()) if found else ""
+    program = shutil.which("python") or shutil.which("python3")
+    return str(Path(program).absolute()) if program else ""
 
 
 def _imports(spec: JobSpec, files: Files) -> list[str]:

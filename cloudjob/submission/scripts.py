@@ -73,16 +73,16 @@ class File:
     @cached_property
     def imports(self) -> Mapping[str, int]:
         """Each dotted name that it imports (a relative one with its dots), and how certainly."""
-        found: dict[str, int] = {}
+        certainties: dict[str, int] = {}
         for name, _, _, certainty in self._imported:
-            found[name] = min(certainty, found.get(name, certainty))
+            certainties[name] = min(certainty, certainties.get(name, certainty))
         # ``import torch`` alone also gives access to torch.distributed.
         for node, certainty in self.nodes:
             if isinstance(node, ast.Attribute):
                 name, at_most = self.full_name(node)
                 if name:
-                    found.setdefault(name, max(certainty, at_most))
-        return found
+                    certainties.setdefault(name, max(certainty, at_most))
+        return certainties
 
     def full_name(self, node: ast.expr) -> tuple[str, int]:
         """Return the dotted name of something imported, and how certainly; empty for the rest."""

@@ -38,7 +38,7 @@ def expand(spec: JobSpec) -> list[tuple[Mapping[str, str], JobSpec]]:
     Raises:
         SpecError: A job is invalid with its values.
     """
-    found: list[tuple[Mapping[str, str], JobSpec]] = []
+    pairs: list[tuple[Mapping[str, str], JobSpec]] = []
     manner = {key: JobSpec.KEYS[key].default for key in _SUBMIT_OPTIONS}
     for values in grid.combinations(spec.sweep):
         changed = {key: _filled(getattr(spec, key), values) for key in grid.FILLED}
@@ -48,8 +48,8 @@ def expand(spec: JobSpec) -> list[tuple[Mapping[str, str], JobSpec]]:
                 [f"{dotted(key)}: {what} ({grid.text_of(values)})" for key, what in wrong]
             )
         one = spec.with_values(**changed, **manner, sweep=MappingProxyType({}))
-        found.append((values, one))
-    return found
+        pairs.append((values, one))
+    return pairs
 
 
 def _filled(value: Any, values: Mapping[str, str]) -> Any:
@@ -135,9 +135,9 @@ def _numbers_to_submit(sweep: Sweep, limit: int, on_status: OnStatus | None) -> 
     """
     file = sweep.read()
     assert file is not None
-    known = {job.id: job for job in sweep.jobs()}
+    job_of = {job.id: job for job in sweep.jobs()}
     for number in range(file.submitted, file.jobs):
-        job = known.get(grid.job_id(sweep.id, number))
+        job = job_of.get(grid.job_id(sweep.id, number))
         if job and job.status().absence is Absence.INTERRUPTED:
             # The submit of the sweep was killed while it was sending this job.
             job.remove()

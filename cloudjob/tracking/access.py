@@ -50,25 +50,25 @@ class JobAccess:
 
     def submission(self) -> dict[str, Any]:
         """Return the submission as it was recorded; empty if it was not, or is damaged."""
-        found: Any = None
+        values: Any = None
         with contextlib.suppress(ValueError):
-            found = json.loads(self._submission_json())
-        return found if isinstance(found, dict) else {}
+            values = json.loads(self._submission_json())
+        return values if isinstance(values, dict) else {}
 
     def described(self) -> dict[str, Any]:
         """Return the submitter's description of the job, for people; empty if there is none."""
-        found = self.submission().get("spec")
-        return found if isinstance(found, dict) else {}
+        values = self.submission().get("spec")
+        return values if isinstance(values, dict) else {}
 
     def spec(self) -> dict[str, Any]:
         """Return what of the description may be acted on; empty if it was not recorded."""
-        found = self.described()
+        values = self.described()
         if self.record.is_ours:
-            return found
+            return values
         # The model of job files takes long to import.
         from cloudjob.model import attached
 
-        return dict(attached.split(found).taken)
+        return dict(attached.split(values).taken)
 
     def _submission_json(self) -> str:
         """Return the submission in the record; lists leave it out, so it may be read only now."""
@@ -76,8 +76,8 @@ class JobAccess:
             return self.record.spec_json
         if not self.record.is_ours:
             # A list leaves out the long ones.
-            found = descriptions.read(self.store, self.record.store, self.record.job)
-            return found.spec_json if found else ""
+            description = descriptions.read(self.store, self.record.store, self.record.job)
+            return description.spec_json if description else ""
         with contextlib.suppress(JobNotFound), Records(records_path(self.home)) as db:
             record = db.get(self.record.job)
             # If this job has been removed, its id may match the name of another job.

@@ -56,10 +56,10 @@ def remove_orphans(home: Path) -> list[str]:
 
     with Records(records_path(home)) as db:
         records = db.list()
-    known = {record.job for record in records if _was_sent(record, home)}
+    recorded = {record.job for record in records if _was_sent(record, home)}
     # Without the SDK, no submit of this installation can have started containers.
     has_docker = find_spec("docker") is not None
-    removed = DockerBackend(home, {}).sweep(known) if has_docker else []
+    removed = DockerBackend(home, {}).sweep(recorded) if has_docker else []
     return removed + _remove_from_clusters(home, records)
 
 

@@ -92,8 +92,8 @@ def dump(record: JobRecord, home: Path) -> bytes:
     """Return the description of a job that is submitted with the state folder ``home``."""
     values = {name: v for name, v in record._asdict().items() if name not in _LEFT_OUT}
     submission = json.loads(record.spec_json)
-    shown = {"version": _VERSION, **values, "home": str(home), "submission": submission}
-    return json.dumps(shown, indent=1, sort_keys=True).encode("ascii")
+    described = {"version": _VERSION, **values, "home": str(home), "submission": submission}
+    return json.dumps(described, indent=1, sort_keys=True).encode("ascii")
 
 
 def load(data: bytes, store: str, job: str) -> JobRecord:
@@ -193,8 +193,8 @@ def read_all(store: ObjectStore, uri: str) -> Listed:
     def names() -> list[str]:
         # With what is no object, so that a pipe in the place of a description is reported.
         keys = store.list(FOLDER, with_unfinished=True)
-        found = (n for n in keys if n.endswith(".json") and n.count("/") == 1)
-        named = (n for n in found if not is_temporary(n))
+        names = (n for n in keys if n.endswith(".json") and n.count("/") == 1)
+        named = (n for n in names if not is_temporary(n))
         return list(islice(named, _MOST_LISTED + 1))
 
     def read_one(name: str) -> JobRecord:
@@ -240,8 +240,8 @@ def _reason(error: ValueError) -> str:
 
 def not_found(job: str, places: list[str]) -> JobNotFound:
     """Return the error for a job that is neither in the records nor in these stores."""
-    found = f"neither in the records of this machine nor in {', '.join(places)}"
+    where = f"neither in the records of this machine nor in {', '.join(places)}"
     return JobNotFound(
-        f"finding {job}: {found if places else 'not in the records of this machine'}",
+        f"finding {job}: {where if places else 'not in the records of this machine'}",
         hint="cloudjob attach STORE/JOB, where STORE is the URI of the store it was submitted with",
     )

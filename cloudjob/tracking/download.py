@@ -61,8 +61,8 @@ def folder(root: Path, name: str, mode: int) -> None:
     that others must not see, so it gets no bits that it does not have.
     """
     _make_folders(root)
-    with folder_below(os.fspath(root), name, makes=True, mode=_NEW_FOLDER) as made:
-        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=made)
+    with folder_below(os.fspath(root), name, makes=True, mode=_NEW_FOLDER) as parent:
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
     try:
         os.fchmod(descriptor, mode & stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRWXU)
     finally:
@@ -94,5 +94,5 @@ def _make_folders(folder: Path) -> None:
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent
-    for made in reversed(missing):
-        made.mkdir(exist_ok=True)
+    for parent in reversed(missing):
+        parent.mkdir(exist_ok=True)

@@ -41,25 +41,25 @@ def read_all(locations: Iterable[OutputLocation]) -> list[MetricPoint]:
     Raises:
         StoreError: The outputs cannot be read.
     """
-    found: list[MetricPoint] = []
+    points: list[MetricPoint] = []
     for location, files in find_all(locations):
         for file in filter(lambda each: is_event_file(each.name), files):
             # One that is too large does not hide the others.
             with suppress(UnreadableObject), logged_if_unreadable():
-                found += read(location.store.get_bytes(file.key), file.name)
-    return found
+                points += read(location.store.get_bytes(file.key), file.name)
+    return points
 
 
 def read(data: bytes, source: str) -> list[MetricPoint]:
     """Return the scalars of an event file; a record that is not yet complete ends it."""
-    found: list[MetricPoint] = []
+    points: list[MetricPoint] = []
     for record in _records(data):
         try:
-            found += _points(record, source)
+            points += _points(record, source)
         except (struct.error, LookupError, ValueError):
             # Checksums are ignored: a damaged record rarely parses, and the next one may be intact.
             continue
-    return found
+    return points
 
 
 def _records(data: bytes) -> Iterator[bytes]:
@@ -106,7 +106,7 @@ def _last(fields: _Fields, number: int, wire: int, default: Any) -> Any:
 
 
 def _fields(message: bytes) -> _Fields:
-    found: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
+    values_of: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -120,8 +120,8 @@ def _fields(message: bytes) -> _Fields:
             at += length
             if len(value) < length:
                 raise ValueError("a field is cut off")
-        found[tag >> 3, wire].append(value)
-    return found
+        values_of[tag >> 3, wire].append(value)
+    return values_of
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:

@@ -142,10 +142,12 @@ class Job:
     @property
     def git_commit(self) -> str:
         """The git commit of its source, and whether there were uncommitted changes; else ""."""
-        found = self._access.submission().get("git")
-        if not isinstance(found, dict) or not isinstance(found.get("commit"), str):
+        revision = self._access.submission().get("git")
+        if not isinstance(revision, dict) or not isinstance(revision.get("commit"), str):
             return ""
-        return str(Revision(one_line(found["commit"]), found.get("is_changed") is True or None))
+        return str(
+            Revision(one_line(revision["commit"]), revision.get("is_changed") is True or None)
+        )
 
     def spec(self) -> dict[str, Any]:
         """Return the submitter's description of the job, with secrets as ``***``, for people.
@@ -155,10 +157,10 @@ class Job:
         Raises:
             UsageError: It was submitted by a cloudjob version that did not record descriptions.
         """
-        found = self._access.described()
-        if not found:
+        values = self._access.described()
+        if not values:
             raise UsageError(f"reading the description of {self.id}: it was not recorded")
-        return found
+        return values
 
     @property
     def is_ours(self) -> bool:
@@ -365,10 +367,10 @@ class Job:
         from cloudjob.tracking import log
 
         if is_stored or attempt is not None:
-            found = log.read_stored(self._access, node, attempt)
+            pieces = log.read_stored(self._access, node, attempt)
         else:
-            found = log.read(self._access, node, follow=follow)
-        return log.pieces(found, is_exact=is_exact, is_timed=is_timed, on_journal=on_journal)
+            pieces = log.read(self._access, node, follow=follow)
+        return log.pieces(pieces, is_exact=is_exact, is_timed=is_timed, on_journal=on_journal)
 
     def logs(
         self,
@@ -395,10 +397,10 @@ class Job:
         """
         from cloudjob.tracking import log
 
-        found = self.pieces(
+        pieces = self.pieces(
             node, follow=follow, is_exact=is_exact, is_stored=is_stored, attempt=attempt
         )
-        return (line for line in log.lines_of(found) if rank is None or line.rank == rank)
+        return (line for line in log.lines_of(pieces) if rank is None or line.rank == rank)
 
     # -- journals, metrics and resources ----------------------------------------------------------
 
@@ -478,9 +480,9 @@ class Job:
         from cloudjob.tracking.metrics import MetricReader
 
         spec = self._access.spec()
-        known = spec.get("metrics") or {}
+        own_patterns = spec.get("metrics") or {}
         detects = spec.get("detect_metrics") != "off"
-        return MetricReader({**known, **(patterns or {})}, detects=detects)
+        return MetricReader({**own_patterns, **(patterns or {})}, detects=detects)
 
     def event_metrics(self) -> list[MetricPoint]:
         """Return the metrics in the event files of the outputs.
@@ -670,9 +672,9 @@ class Job:
         from cloudjob.tracking import outputs
 
         locations, refused = outputs.locations_of(self._access)
-        known = [*(location.name for location in locations), *refused]
-        if name and name not in known:
-            allowed = f"it has {', '.join(known)}" if known else "it has none"
+        names = [*(location.name for location in locations), *refused]
+        if name and name not in names:
+            allowed = f"it has {', '.join(names)}" if names else "it has none"
             raise UsageError(f"reading the outputs of {self.id}: no output {name!r}", hint=allowed)
         return outputs.Outputs(
             [p for p in locations if (p.prefix or not is_own) and name in ("", p.name)],
@@ -711,8 +713,8 @@ class Job:
         if self.status().state.is_final:
             raise UsageError(f"{doing}: it has ended")
         store = self._access.open_store(self._access.record.store)
-        given = self._access.submission().get("access") or {}
-        if not isinstance(store, Expiring) or CLOUDJOB_S3_SESSION_TOKEN not in given:
+        keys_sent = self._access.submission().get("access") or {}
+        if not isinstance(store, Expiring) or CLOUDJOB_S3_SESSION_TOKEN not in keys_sent:
             raise UsageError(f"{doing}: its nodes have no temporary keys of the store")
         access = store.access()
         self._backend.refresh(self.handle, {name: access.get(name, "") for name in STORE_KEYS})
@@ -750,12 +752,12 @@ class Job:
 
 
 def _flat(job: Job) -> dict[str, Any]:
-    found = {"code.digest": job.code_digest}
+    texts = {"code.digest": job.code_digest}
     if job.git_commit:
-        found["code.git_commit"] = job.git_commit
+        texts["code.git_commit"] = job.git_commit
     for key, value in job.spec().items():
         if isinstance(value, dict):
-            found.update({f"{key}.{name}": item for name, item in value.items()})
+            texts.update({f"{key}.{name}": item for name, item in value.items()})
         else:
-            found[key] = value
-    return found
+            texts[key] = value
+    return texts

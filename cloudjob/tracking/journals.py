@@ -207,12 +207,12 @@ class Journals:
     @property
     def current_phases(self) -> Mapping[int, journal.Phase]:
         """The last phase of each node that has not ended."""
-        found: dict[int, journal.Phase] = {}
+        phase_of: dict[int, journal.Phase] = {}
         for (node, _, started_at), phase in list(self._phases.items()):
-            is_later = node not in found or started_at >= found[node].started_at
+            is_later = node not in phase_of or started_at >= phase_of[node].started_at
             if phase.ended_at is None and is_later:
-                found[node] = phase
-        return found
+                phase_of[node] = phase
+        return phase_of
 
     @property
     def resources(self) -> Mapping[int, tuple[Sample, ...]]:
@@ -247,12 +247,12 @@ class Journals:
     @property
     def ranks(self) -> Mapping[int, tuple[RankPoint, ...]]:
         """The samples of each rank, oldest first."""
-        found: dict[int, list[RankPoint]] = {}
+        points_of: dict[int, list[RankPoint]] = {}
         for node, samples in self.resources.items():
             for sample in samples:
                 for each in sample.ranks:
-                    found.setdefault(each.rank, []).append(RankPoint(sample.at, node, each))
-        return {rank: tuple(points) for rank, points in sorted(found.items())}
+                    points_of.setdefault(each.rank, []).append(RankPoint(sample.at, node, each))
+        return {rank: tuple(points) for rank, points in sorted(points_of.items())}
 
 
 def _values_of(entry: journal.Entry | None) -> int:
@@ -271,42 +271,42 @@ def read(access: JobAccess, *, has_ended: bool) -> Journals:
     Raises:
         CloudJobError: Neither can be read.
     """
-    found = Journals()
+    result = Journals()
     if has_ended:
-        _add_stored(found, access)
-    if len(found.nodes) < access.record.nodes:
+        _add_stored(result, access)
+    if len(result.nodes) < access.record.nodes:
         rest = Journals()
         try:
             for _ in log.pieces(log.read(access, None, follow=False), on_journal=rest.add):
                 pass
         except BackendError:
             # The log may be gone while the stored journals still exist.
-            if not found.nodes:
+            if not result.nodes:
                 raise
-        found.add_missing(rest)
-    return found
+        result.add_missing(rest)
+    return result
 
 
-def _add_stored(found: Journals, access: JobAccess) -> None:
+def _add_stored(result: Journals, access: JobAccess) -> None:
     """Add the journals in the store; a node that was killed has not stored its own."""
 
     def load(node: int) -> None:
         with suppress(StoreError), logged_if_unreadable():
             key = JobPaths(access.record.job).journal(node)
             data = access.store.get_bytes(key, limit_bytes=journal.LIMIT_BYTES)
-            found.add(node, journal.unpack(data))
+            result.add(node, journal.unpack(data))
 
     in_parallel(load, range(access.record.nodes), abort=access.store.abort)
 
 
 def at_log_ends(access: JobAccess) -> Journals:
     """Return the journals at the ends of the logs of a running job."""
-    found = Journals()
+    result = Journals()
 
     def load() -> None:
         for node, data in access.backend.log_ends(access.record.handle):
-            found.add(node, journal.split(data)[1])
+            result.add(node, journal.split(data)[1])
 
     with suppress(BackendError, TimeoutError):
         call_with_timeout(_LOG_ENDS_S, load)
-    return found
+    return result

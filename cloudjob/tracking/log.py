@@ -78,7 +78,7 @@ class LogPiece(NamedTuple):
 
 
 def pieces(
-    found: Iterable[Piece],
+    log_pieces: Iterable[Piece],
     *,
     is_exact: bool = False,
     is_timed: bool = False,
@@ -93,7 +93,7 @@ def pieces(
     """
     splitters: defaultdict[int, masks.Splitter] = defaultdict(masks.Splitter)
     written_at: dict[int, float] = {}
-    for node, data in found:
+    for node, data in log_pieces:
         split = journal.split if is_exact else splitters[node].split
         for at, part in journal.by_time(data) if is_timed else ((0.0, data),):
             text, recorded = split(part)
@@ -103,9 +103,9 @@ def pieces(
             yield LogPiece(node, text, written_at[node] or None)
 
 
-def lines_of(found: Iterable[LogPiece]) -> Iterator[LogLine]:
+def lines_of(log_pieces: Iterable[LogPiece]) -> Iterator[LogLine]:
     """Yield the lines of a log."""
-    for piece in found:
+    for piece in log_pieces:
         for text in piece.data.split(b"\n")[:-1]:
             line = lines.read(text + b"\n")
             yield LogLine(piece.node, line.rank, line.data)
@@ -123,19 +123,19 @@ def read(access: JobAccess, node: int | None, *, follow: bool) -> Iterator[Piece
     if not record.handle:
         return
     nodes = _nodes(access, node)
-    shown: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
+    counts: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
     # The logs of the process backend are local files, so their lines need not be counted.
     is_counted = record.backend != "process"
     failure: BackendError | None = None
     try:
         for index, data in access.backend.logs(record.handle, node, follow=follow):
             if data:
-                shown[index].update(_LINE_KEY.findall(data) if is_counted else ())
+                counts[index].update(_LINE_KEY.findall(data) if is_counted else ())
             yield index, data
     except BackendError as error:
         failure = error
     is_unread = isinstance(failure, Unreachable)
-    unread = nodes if is_unread else nodes - shown.keys()
+    unread = nodes if is_unread else nodes - counts.keys()
     # Where the platform has lost the job, only the store still has its log.
     limit_s = RETRY_S if failure is not None and not is_unread else _STORE_S
     chunks: list[Chunk] = []
@@ -144,7 +144,7 @@ def read(access: JobAccess, node: int | None, *, follow: bool) -> Iterator[Piece
             chunks = call_with_timeout(limit_s, lambda: _chunks(access.store, record.job, unread))
     for index, stored in groupby(chunks, lambda chunk: chunk.node):
         texts = (data for _, data in _read_chunks(access.store, record.job, tuple(stored)))
-        rest = (text for data in texts if (text := _without(data, shown[index])))
+        rest = (text for data in texts if (text := _without(data, counts[index])))
         notice = UNREAD if is_unread else _FROM_STORE
         yield from ((index, text) for text in _after(notice, rest))
     if failure is not None and (is_unread or not chunks):
@@ -244,16 +244,16 @@ def _after(notice: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
         notice = b""
 
 
-def _without(data: bytes, shown: Counter[bytes]) -> bytes:
+def _without(data: bytes, counts: Counter[bytes]) -> bytes:
     """Return whole lines without those already shown, and reduce the number of lines to skip."""
-    if not +shown:
+    if not +counts:
         return data
     kept = []
     for line in (text + b"\n" for text in data.split(b"\n")[:-1]):
         match = _LINE_KEY.match(line)
         key = match[0] if match else b""
-        if shown[key] > 0:
-            shown[key] -= 1
+        if counts[key] > 0:
+            counts[key] -= 1
         else:
             kept.append(line)
     return b"".join(kept)

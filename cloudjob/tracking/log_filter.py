@@ -69,8 +69,8 @@ class LogFilter(NamedTuple):
             # Read the existing lines first: a log that is followed does not mark their end.
             existing = _counted(read(node, follow=False), skipped)
             yield from self._last(_since(since, existing))
-        found = _without_first(read(node, follow=follow, on_journal=on_journal), skipped)
-        pieces = _since(since, found)
+        pieces_read = _without_first(read(node, follow=follow, on_journal=on_journal), skipped)
+        pieces = _since(since, pieces_read)
         is_cut = self.tail is not None and not follow
         yield from self._last(pieces) if is_cut else self._select(pieces)
 
@@ -83,10 +83,10 @@ class LogFilter(NamedTuple):
         last_at: dict[int, float | None] = {}
         for piece in pieces:
             last_at[piece.node] = piece.at
-            shown = b""
+            selected = b""
             if not self.nodes or env.is_listed(piece.node, self.nodes):
-                shown = b"".join(self._selected_lines(piece, parts))
-            yield piece._replace(data=shown)
+                selected = b"".join(self._selected_lines(piece, parts))
+            yield piece._replace(data=selected)
         for (node, _), line in parts.items():
             if self._matches(line):
                 yield LogPiece(node, b"".join(line), last_at.get(node))
@@ -104,9 +104,11 @@ class LogFilter(NamedTuple):
         """Return the lines of a block that may be selected."""
         if isinstance(self.pattern, Pattern):
             unfinished = [rank for of_node, rank in parts if of_node == node and rank is not None]
-            found = matching_lines(block, (self.pattern,)) if is_plain(block, unfinished) else None
-            if found is not None:
-                return found
+            matching = (
+                matching_lines(block, (self.pattern,)) if is_plain(block, unfinished) else None
+            )
+            if matching is not None:
+                return matching
         return (line + b"\n" for line in block.split(b"\n")[:-1])
 
     def _selected_line(
@@ -167,26 +169,26 @@ class _Ending:
 
     def of(self, pieces: Iterable[LogPiece]) -> Iterator[LogPiece]:
         """Yield the unfinished parts, then the blocks."""
-        known = 0
+        count = 0
         for piece in pieces:
             for block in blocks(piece.data):
                 least = max(0, block.count(b"\n") - block.count(PART_MARK))
                 self._blocks.append((piece._replace(data=block), least))
-                known += least
-                while self._blocks and self._is_spare(known):
-                    known -= self._leave_out()
+                count += least
+                while self._blocks and self._is_spare(count):
+                    count -= self._leave_out()
         for parts in self._parts.values():
             yield from parts
         for block_of_node, _ in self._blocks:
             yield block_of_node
 
-    def _is_spare(self, known: int) -> bool:
+    def _is_spare(self, count: int) -> bool:
         """Whether enough lines begin after the first block."""
         piece, least = self._blocks[0]
         if self._next_parts is None:
             self._next_parts = self._after(piece)
         # The lines that are not finished there end later, but began before.
-        return known - least >= self._lines + len(self._next_parts)
+        return count - least >= self._lines + len(self._next_parts)
 
     def _leave_out(self) -> int:
         """Leave out the first block but the parts of unfinished lines; return its lines."""

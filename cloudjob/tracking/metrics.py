@@ -130,29 +130,31 @@ class MetricReader:
 
         A line of a rank can arrive in several parts: it is searched once it is complete.
         """
-        found: list[MetricPoint] = []
+        points: list[MetricPoint] = []
         for text, recorded in journal.parts(data):
             for block in blocks(text):
-                found += self._search(node, block)
+                points += self._search(node, block)
             if recorded is not None:
                 # Lines of ranks have no times, but the journal lines between them do.
                 self._at[node] = journal.time_of(recorded) or self._at.get(node, 0.0)
-        return found
+        return points
 
     def _search(self, node: int, block: bytes) -> Iterator[MetricPoint]:
         """Yield the metrics in a block; one without parts of lines is searched as a whole."""
         unfinished = [rank for of_node, rank in self._open if of_node == node]
-        found: Sequence[bytes] | None = None
+        matching: Sequence[bytes] | None = None
         if is_plain(block, unfinished):
             points = self._points_in_lines(node, block) if self._is_dense else None
             if points is None:
-                found = matching_lines(block, self._filters, with_json=True)
-            count = len(found or ()) if points is None else len(points)
+                matching = matching_lines(block, self._filters, with_json=True)
+            count = len(matching or ()) if points is None else len(points)
             self._is_dense = count > _DENSE * block.count(b"\n")
             if points is not None:
                 yield from points
                 return
-        for text in (line + b"\n" for line in block.split(b"\n")[:-1]) if found is None else found:
+        for text in (
+            (line + b"\n" for line in block.split(b"\n")[:-1]) if matching is None else matching
+        ):
             line = lines.read(text)
             if line.rank is not None:
                 complete = self._complete(node, line.rank, line.data)

@@ -232,7 +232,7 @@ def locations_of(access: JobAccess) -> Locations:
     if not isinstance(uris, dict):
         # The record is damaged, but the outputs in the job's own store can still be listed.
         return Locations([OutputLocation("outputs", access.store, f"{folder}/", True)], {})
-    found: list[OutputLocation] = []
+    readable: list[OutputLocation] = []
     refused: dict[str, str] = {}
     for name, uri in sorted(uris.items()):
         store: ObjectStore | None = access.store
@@ -242,8 +242,8 @@ def locations_of(access: JobAccess) -> Locations:
         if store is None:
             refused[name] = uri
         else:
-            found.append(OutputLocation(name, store, prefix, access.backend.copies_files))
-    return Locations(found, refused)
+            readable.append(OutputLocation(name, store, prefix, access.backend.copies_files))
+    return Locations(readable, refused)
 
 
 def _is_own(access: JobAccess, uri: str, folder: str) -> bool:
@@ -325,7 +325,7 @@ def _read_each(locations: Iterable[OutputLocation]) -> list[tuple[OutputLocation
 def _read(location: OutputLocation) -> _Stored:
     if location.is_listed:
         return _Stored(_listed(location))
-    found: dict[str, Output] = {}
+    files: dict[str, Output] = {}
     links: dict[str, str] = {}
     folders: dict[str, int] = {}
     left_out: dict[str, str] = {}
@@ -334,18 +334,18 @@ def _read(location: OutputLocation) -> _Stored:
     for node in _manifests(location, problems):
         problems += node.refused
         for kept in node.manifest.files:
-            found[kept.name] = _merged(location, kept, found.get(kept.name))
+            files[kept.name] = _merged(location, kept, files.get(kept.name))
         modes = {**node.others.modes, **modes}
         links = {**node.others.links, **links}
         folders = {**node.others.folders, **folders}
         left_out = {**node.others.left_out, **left_out}
-    for name, file in found.items():
+    for name, file in files.items():
         target = links.get(name, "")
-        is_link = bool(target) and _is_there(name, target, found, links)
-        found[name] = file._replace(mode=modes.get(name, 0), link=target if is_link else "")
-    links = {name: target for name, target in links.items() if name not in found}
+        is_link = bool(target) and _is_there(name, target, files, links)
+        files[name] = file._replace(mode=modes.get(name, 0), link=target if is_link else "")
+    links = {name: target for name, target in links.items() if name not in files}
     others = Others(links, modes, folders, left_out)
-    return _Stored([found[name] for name in sorted(found)], others, tuple(problems))
+    return _Stored([files[name] for name in sorted(files)], others, tuple(problems))
 
 
 def _is_there(name: str, target: str, files: Collection[str], links: Collection[str]) -> bool:
@@ -372,13 +372,13 @@ def _merged(location: OutputLocation, kept: StoredFile, other: Output | None) ->
 def _notes(location: OutputLocation, stored: _Stored) -> Iterator[str]:
     """Yield a line for each thing that was not stored, or not as it was."""
     left_out = sorted(stored.others.left_out.items())
-    found = [
+    notes = [
         f"{location.name}/{name} is not kept: {manifest.REASONS[why]}" for name, why in left_out
     ]
-    found += (f"reading the output {location.name}: {problem}" for problem in stored.problems)
-    yield from (one_line(note) for note in found[:_MOST_NOTES])
-    if len(found) > _MOST_NOTES:
-        yield f"{location.name}: {len(found) - _MOST_NOTES} more notes of this kind"
+    notes += (f"reading the output {location.name}: {problem}" for problem in stored.problems)
+    yield from (one_line(note) for note in notes[:_MOST_NOTES])
+    if len(notes) > _MOST_NOTES:
+        yield f"{location.name}: {len(notes) - _MOST_NOTES} more notes of this kind"
 
 
 def fetch(
@@ -443,13 +443,13 @@ def _manifests(location: OutputLocation, problems: list[str]) -> Iterable[Conten
     """
     refused: list[_BadManifests] = []
     is_empty = True
-    for found in _all_manifests(location):
-        if isinstance(found, _BadManifests):
-            refused.append(found)
-            problems.append(found.message)
+    for contents in _all_manifests(location):
+        if isinstance(contents, _BadManifests):
+            refused.append(contents)
+            problems.append(contents.message)
         else:
             is_empty = False
-            yield found
+            yield contents
     if refused and is_empty:
         raise refused[0]
 
@@ -501,13 +501,13 @@ def _fetch_missing(
 
     missing = [file for file in files if fetched.get(file.name) != file.digests]
     # Only a manifest gives a file's size.
-    known = [f for f in missing if f.digests and not f.link and f.size_bytes <= _SMALL_BYTES]
-    tiny = {file.key: file for file in known if file.size_bytes <= _TINY_BYTES}
+    fetchable = [f for f in missing if f.digests and not f.link and f.size_bytes <= _SMALL_BYTES]
+    tiny = {file.key: file for file in fetchable if file.size_bytes <= _TINY_BYTES}
     # A bad object ends this; the rest is fetched below.
     with contextlib.suppress(*_KEEPS_NO_OTHER):
         each = location.store.get_each(list(tiny), limit_bytes=_TINY_BYTES)
         consume_in_parallel(write_one, each)
-    small = [file for file in known if file.size_bytes > _TINY_BYTES]
+    small = [file for file in fetchable if file.size_bytes > _TINY_BYTES]
     in_parallel(fetch_one, small, abort=location.store.abort)
     for file in missing:
         if fetched.get(file.name) != file.digests and file.name not in bad:

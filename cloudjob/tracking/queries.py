@@ -102,14 +102,14 @@ def parse_time(text: str) -> str:
     try:
         if age:
             units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-            found = datetime.now(timezone.utc) - timedelta(**{units[age[2]]: int(age[1])})
+            moment = datetime.now(timezone.utc) - timedelta(**{units[age[2]]: int(age[1])})
         else:
-            found = datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
+            moment = datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
     except (ValueError, OverflowError) as error:
         raise UsageError(
             f"reading the filter since {text}: not a time", hint="2h, 3d, or 2026-01-31"
         ) from error
-    return found.isoformat(timespec="milliseconds")[:23] + "Z"
+    return moment.isoformat(timespec="milliseconds")[:23] + "Z"
 
 
 def find_all(
@@ -142,8 +142,8 @@ def find_all(
     jobs = jobs_of(home, selected, sections)
     # Threads and a query for each of thousands of jobs that have ended would take a second.
     statuses_of([job for job in jobs if not job.has_final_status])
-    found = [job for job in jobs if not which.states or _state(job) in which.states]
-    return found[:limit]
+    matching = [job for job in jobs if not which.states or _state(job) in which.states]
+    return matching[:limit]
 
 
 def with_status(
@@ -197,15 +197,15 @@ def _records(home: Path, store: str, on_progress: OnProgress) -> list[JobRecord]
         local = db.list()
     if not store:
         return local
-    known = {record.job: record for record in local}
+    record_of = {record.job: record for record in local}
     listed = descriptions.read_all(open_store(store), store)
-    shown, more = listed.problems[:_SHOWN_PROBLEMS], len(listed.problems) - _SHOWN_PROBLEMS
-    for problem in shown:
+    problems, more = listed.problems[:_SHOWN_PROBLEMS], len(listed.problems) - _SHOWN_PROBLEMS
+    for problem in problems:
         on_progress(Progress("warning", problem))
     if more > 0:
         on_progress(Progress("warning", f"{more} more descriptions cannot be read"))
-    found = (known.get(record.job, record) for record in listed.records)
-    return sorted(found, key=lambda record: record.created_at, reverse=True)
+    records = (record_of.get(record.job, record) for record in listed.records)
+    return sorted(records, key=lambda record: record.created_at, reverse=True)
 
 
 def _state(job: Job) -> str:
@@ -238,9 +238,9 @@ class _Platforms:
         if job.platform in self._silent:
             return job.unknown(self._silent[job.platform])
         try:
-            found = {} if job.has_final_status or not job.handle else self._list(job)
-            if job.handle in found:
-                return job.status_in_list(found[job.handle])
+            status_of = {} if job.has_final_status or not job.handle else self._list(job)
+            if job.handle in status_of:
+                return job.status_in_list(status_of[job.handle])
             return job.status()
         except CloudJobError as error:
             if isinstance(error, Unreachable):

@@ -130,10 +130,10 @@ def read(
     question = request(STACKS, with_threads=with_threads, with_native=with_native)
     answer = backend.ask(handle, question)
     try:
-        found = load(answer)
+        stacks = load(answer)
     except StacksError as error:
         raise BackendError(f"reading the stacks of {handle}: {error}") from error
-    return merged(found, rank)
+    return merged(stacks, rank)
 
 
 def merged(stacks: Stacks, rank: int | None = None) -> JobStacks:
@@ -147,8 +147,8 @@ def merged(stacks: Stacks, rank: int | None = None) -> JobStacks:
     for process in processes:
         for thread in process.threads:
             groups.setdefault(_key(process, thread), []).append((process, thread))
-    found = [_group(members) for members in groups.values()]
-    found.sort(
+    groups_of_stacks = [_group(members) for members in groups.values()]
+    groups_of_stacks.sort(
         key=lambda group: (
             bool(group.command),
             not group.is_main,
@@ -157,7 +157,7 @@ def merged(stacks: Stacks, rank: int | None = None) -> JobStacks:
             group.ranks,
         )
     )
-    return JobStacks(stacks.at, tuple(found), stacks.silent, processes)
+    return JobStacks(stacks.at, tuple(groups_of_stacks), stacks.silent, processes)
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:

@@ -128,7 +128,7 @@ class StatusReader:
         """
         pause_s = poll_s = self._access.backend.poll_s
         outage, notices = OutageLimit(), WaitNotices()
-        ended_s, shown = math.inf, None
+        ended_s, last = math.inf, None
         while True:
             try:
                 status = self.status()
@@ -138,9 +138,9 @@ class StatusReader:
                 continue
             outage.reset()
             self.need_here("waiting for")
-            if status != shown:
+            if status != last:
                 on_status(status)
-                shown = status
+                last = status
             if status.state.is_final:
                 ended_s = min(ended_s, time.monotonic())
                 # Do not wait for the record of a cancelled job, which adds little.
@@ -163,11 +163,11 @@ class StatusReader:
             time.sleep(max(0.0, min(pause_s, end_s - time.monotonic())))
             pause_s = min(_POLL_GROWTH * pause_s, max(_POLL_S, poll_s))
 
-    def _check_time(self, found: str, end_s: float) -> None:
+    def _check_time(self, what: str, end_s: float) -> None:
         job = self._access.record.job
         if time.monotonic() >= end_s:
             raise WaitTimeout(
-                f"waiting for {job}: {found} after the given time; the job continues",
+                f"waiting for {job}: {what} after the given time; the job continues",
                 hint=f"cloudjob.attach({job!r}).wait() waits for its end",
             )
 
@@ -179,8 +179,10 @@ class StatusReader:
         status = verdict.as_status(record, native)
         if not isinstance(native, Ended):
             return status
-        found = self._exit_record()
-        status = verdict.with_record(status, native, found, self.record_error, self._entry_lines)
+        exit_record = self._exit_record()
+        status = verdict.with_record(
+            status, native, exit_record, self.record_error, self._entry_lines
+        )
         if not self.record_error and self._has_forgotten_secrets() and self._is_settled(status):
             text = json.dumps(statuses.to_json(status))
             # A job found in another store is not in the records; and a full disk or damaged records
@@ -254,20 +256,20 @@ class StatusReader:
     def _exit_record(self) -> exits.ExitRecord | None:
         """Return the head's record of how the job ended, if it left one."""
         try:
-            found = call_with_timeout(_STORE_S, self._stored_exit_record)
+            record = call_with_timeout(_STORE_S, self._stored_exit_record)
             self.record_error = ""
         except (StoreError, TimeoutError) as error:
             store_uri = self._access.record.store.partition("?")[0]
             text = f"{store_uri}: {error}" if isinstance(error, TimeoutError) else error
             self.record_error = f"reading the record of the job: {text}"
             return None
-        return found if found and found.job == self._access.record.job else None
+        return record if record and record.job == self._access.record.job else None
 
     def _stored_exit_record(self) -> exits.ExitRecord | None:
         store = self._access.store_with_retries(_STORE_S)
         key = JobPaths(self._access.record.job).record
         try:
-            found = exits.load(store.get_bytes(key, limit_bytes=SMALL_LIMIT_BYTES))
+            record = exits.load(store.get_bytes(key, limit_bytes=SMALL_LIMIT_BYTES))
         except ObjectMissing:
             return None
         except (UnreadableObject, exits.RecordError) as error:
@@ -276,11 +278,11 @@ class StatusReader:
             is_named = isinstance(error, UnreadableObject)
             log_once(reason if is_named else f"{store.uri(key)}: {reason[:_REASON_CHARS]}")
             return None
-        if found.damaged_layers and self._access.record.is_ours:
+        if record.damaged_layers and self._access.record.is_ours:
             # If the platform delivers the package, the nodes cannot mark it as damaged themselves.
             with contextlib.suppress(StoreError):
-                claims.mark_damaged(store, found.damaged_layers[:LAYERS_LIMIT])
-        return found
+                claims.mark_damaged(store, record.damaged_layers[:LAYERS_LIMIT])
+        return record
 
     def _entry_lines(self, node: int | None) -> tuple[str, ...]:
         """Return the last log lines of a node's entry."""
@@ -288,6 +290,6 @@ class StatusReader:
             return ()
         last: deque[bytes] = deque(maxlen=_LAST_LINES)
         with contextlib.suppress(BackendError):
-            found = log.lines_of(log.pieces(log.read(self._access, node, follow=False)))
-            last.extend(line.data for line in found if line.rank is None)
+            lines = log.lines_of(log.pieces(log.read(self._access, node, follow=False)))
+            last.extend(line.data for line in lines if line.rank is None)
         return tuple(line.decode("utf-8", "replace").rstrip() for line in last)

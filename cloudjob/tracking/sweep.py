@@ -104,18 +104,18 @@ class Sweep:
         with Records(records_path(self._home)) as db:
             records = [each for each in db.list() if grid.sweep_of(each.job) == self.id]
         new = [each for each in records if each.job not in self._jobs]
-        found = {**self._jobs, **{job.id: job for job in jobs_of(self._home, new)}}
+        job_of = {**self._jobs, **{job.id: job for job in jobs_of(self._home, new)}}
         # While a job is being sent, its record may change.
-        self._jobs = {each.job: found[each.job] for each in records if each.state != SUBMITTING}
-        return sorted((found[each.job] for each in records), key=lambda job: _number(job.id))
+        self._jobs = {each.job: job_of[each.job] for each in records if each.state != SUBMITTING}
+        return sorted((job_of[each.job] for each in records), key=lambda job: _number(job.id))
 
     def statuses(self) -> list[JobStatus]:
         """Return the status of each job in order, including those that were not submitted."""
         # Before the jobs, so that a job that is submitted in between is not missing.
         waiting = self.unsubmitted()
-        found = statuses_of(self.jobs())
-        known = {status.job for status in found}
-        return found + [status for status in waiting if status.job not in known]
+        statuses = statuses_of(self.jobs())
+        names = {status.job for status in statuses}
+        return statuses + [status for status in waiting if status.job not in names]
 
     def unsubmitted(self) -> list[JobStatus]:
         """Return the statuses of jobs that were not submitted: they wait, or never will be."""
@@ -124,9 +124,9 @@ class Sweep:
         file = self.read()
         if file is None:
             return []
-        known = {job.id for job in self.jobs()}
+        submitted = {job.id for job in self.jobs()}
         ids = (grid.job_id(self.id, number) for number in range(file.submitted, file.jobs))
-        return [_unsent(job, file, state) for job in ids if job not in known]
+        return [_unsent(job, file, state) for job in ids if job not in submitted]
 
     def values(self, job: str) -> dict[str, str]:
         """Return the values of the job with this id, whether or not it was submitted."""
@@ -141,9 +141,9 @@ class Sweep:
         Args:
             on_status: Called with a job's status and values whenever its state has changed.
         """
-        for found in self.polled(on_status):
-            if all(each.is_over for each in found):
-                return found
+        for statuses in self.polled(on_status):
+            if all(each.is_over for each in statuses):
+                return statuses
         raise AssertionError("polling does not end by itself")
 
     def polled(self, on_status: OnStatus | None) -> Iterator[list[JobStatus]]:
@@ -162,8 +162,8 @@ class Sweep:
             if is_fail_fast and has_failed and not self.is_cancelled:
                 self.cancel()
             for status in statuses:
-                shown = self._shown.get(status.job)
-                if shown is None or shown.state is not status.state:
+                last = self._shown.get(status.job)
+                if last is None or last.state is not status.state:
                     self._shown[status.job] = status
                     if on_status:
                         on_status(status, self.values(status.job))
@@ -180,15 +180,15 @@ class Sweep:
 
     def _settled(self, statuses: Sequence[JobStatus]) -> list[JobStatus]:
         """Return the statuses, with the records of jobs that have ended since the last call."""
-        found = []
+        settled = []
         for status in statuses:
-            shown = self._shown.get(status.job)
-            is_new = shown is None or not shown.state.is_final
+            last = self._shown.get(status.job)
+            is_new = last is None or not last.state.is_final
             if status.state.is_final and is_new and status.job in self._jobs:
                 with suppress(CloudJobError):
                     status = self._jobs[status.job].wait(record_s=_RECORD_S)
-            found.append(status)
-        return found
+            settled.append(status)
+        return settled
 
     def give_up(self) -> None:
         """Submit no further job; those that were submitted continue."""
@@ -231,22 +231,22 @@ class Sweep:
         Raises:
             UsageError: No job has the metric.
         """
-        found: list[Ranked] = []
-        known: set[str] = set()
+        ranked: list[Ranked] = []
+        metrics: set[str] = set()
         for job in self.jobs():
             values = last_values(job.metric_points(patterns))
-            known |= values.keys()
+            metrics |= values.keys()
             numbers = {name: _number_or_text(text) for name, text in job.sweep_values().items()}
-            found.append(Ranked(job, numbers, values.get(metric)))
-        if metric not in known:
-            listed = ", ".join(sorted(known)) or "none"
+            ranked.append(Ranked(job, numbers, values.get(metric)))
+        if metric not in metrics:
+            listed = ", ".join(sorted(metrics)) or "none"
             raise UsageError(
                 f"ranking the jobs of {self.id}: none has printed the metric {metric!r}",
                 hint=f"metrics of its jobs: {listed}; --metric 'NAME=REGEX' finds others",
             )
         last, sign = math.inf, -1 if maximize else 1
         return sorted(
-            found,
+            ranked,
             key=lambda each: (
                 last if each.value is None or not math.isfinite(each.value) else sign * each.value
             ),
@@ -340,7 +340,7 @@ def attach(home: Path, name: str) -> Sweep:
     if grid.sweep_of(grid.job_id(name, 0)) and (sweep.read() or sweep.jobs()):
         return sweep
     with Records(records_path(home)) as db:
-        found = grid.sweep_of(db.get(name).job)
-    if not found:
+        sweep_id = grid.sweep_of(db.get(name).job)
+    if not sweep_id:
         raise JobNotFound(f"finding the sweep {name!r}: that job does not belong to a sweep")
-    return Sweep(found, home)
+    return Sweep(sweep_id, home)

@@ -115,24 +115,24 @@ def read(lines: Iterable[Line]) -> Training:
     """Return how far a training is, from the last lines of one rank, the oldest first."""
     now = Counters()
     rate = ""
-    found: list[tuple[float, Counters]] = []
+    states: list[tuple[float, Counters]] = []
     for at, text in lines:
         seen = counters(text)
         rate = seen.rate or rate
         if seen.steps is not None or seen.epochs is not None:
             now = seen._replace(epochs=seen.epochs or now.epochs)
-            found.append((at, now))
+            states.append((at, now))
     epochs = now.epochs
-    if _counts_through([each for _, each in found]):
-        found = [
+    if _counts_through([each for _, each in states]):
+        states = [
             (at, each._replace(epochs=None, is_epoch_bar=False) if each.steps else each)
-            for at, each in found
+            for at, each in states
         ]
-        now = found[-1][1]
+        now = states[-1][1]
     # When which share was done, by lines that count steps and by those that count epochs only.
     by_step: list[_Mark] = []
     by_epoch: list[_Mark] = []
-    for at, each in found:
+    for at, each in states:
         _add(by_epoch if each.steps is None else by_step, _Mark(at, _share(each) or 0.0))
     share, speed = _share(now), _speed(by_step or by_epoch)
     left_s, is_in_epoch = now.left_s, now.is_epoch_bar and now.epochs is None
@@ -146,15 +146,15 @@ def read(lines: Iterable[Line]) -> Training:
     return Training(epochs, now.steps, share, left_s, is_in_epoch, rate)
 
 
-def _counts_through(found: Sequence[Counters]) -> bool:
+def _counts_through(states: Sequence[Counters]) -> bool:
     """Return whether steps count through all epochs, as a new epoch did not begin them anew."""
     pairs = [
         (before.steps, after.steps)
-        for before, after in pairwise(found)
+        for before, after in pairwise(states)
         if before.epochs and after.epochs and before.epochs.done < after.epochs.done
     ]
-    known = [(before, after) for before, after in pairs if before and after]
-    return bool(known) and all(before.done < after.done for before, after in known)
+    known_pairs = [(before, after) for before, after in pairs if before and after]
+    return bool(known_pairs) and all(before.done < after.done for before, after in known_pairs)
 
 
 class _Mark(NamedTuple):

@@ -117,17 +117,17 @@ def hang_of(hang: hangs.Hang | None) -> Hang | None:
     )
 
 
-def slow_of(found: slow.Slow | None) -> SlowRanks | None:
+def slow_of(report: slow.Slow | None) -> SlowRanks | None:
     """Return which ranks slow a job down, as its status has it; None if none does any more."""
-    if found is None or found.is_over:
+    if report is None or report.is_over:
         return None
     return SlowRanks(
-        ranks=found.ranks,
-        nodes=found.nodes,
-        cost_percent=found.cost_percent,
-        reason=found.reason.value,
-        place=one_line(slow.place_text(found.place)),
-        message=one_line(slow.headline(found)),
+        ranks=report.ranks,
+        nodes=report.nodes,
+        cost_percent=report.cost_percent,
+        reason=report.reason.value,
+        place=one_line(slow.place_text(report.place)),
+        message=one_line(slow.headline(report)),
     )
 
 

@@ -47,8 +47,8 @@ def log_message(text: str) -> None:
     Secrets are masked. On a full disk the message is lost, but the job continues.
     """
     with _lock, contextlib.suppress(OSError):
-        shown = masking.hide(text).replace("\n", "\n          ")
-        line = f"{messages.MARK}{shown}\n"
+        hidden = masking.hide(text).replace("\n", "\n          ")
+        line = f"{messages.MARK}{hidden}\n"
         _copied(line.encode("utf-8", "backslashreplace"))
         sys.stderr.write(line)
         sys.stderr.flush()
@@ -120,16 +120,16 @@ class Relay:
 
     def _copy_output(self, *, is_last: bool) -> bool:
         """Write new output; return whether any log has grown."""
-        found = False
+        has_grown = False
         for log in list(self._logs.values()):
-            found = log.grow() or found
-            if found and self.on_output is not None:
+            has_grown = log.grow() or has_grown
+            if has_grown and self.on_output is not None:
                 # Before the output, so that the end of this phase is near the log's beginning.
                 self.on_output()
                 self.on_output = None
             for piece in log.pieces(is_last):
                 self._write(piece)
-        return found
+        return has_grown
 
     def _write(self, data: bytes) -> None:
         self.before_write()
@@ -216,5 +216,5 @@ def last_lines(path: str, count: int = 20, limit_bytes: int = 16384) -> list[str
     except OSError:
         return []
     text = data.decode("utf-8", "replace").rstrip("\n")
-    found = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")]
-    return found[-count:] if text else []
+    tails = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")]
+    return tails[-count:] if text else []

@@ -162,10 +162,12 @@ def _leave_out_odd_names() -> None:
     odd = [name for name in os.environ if not env.is_name(name) and not name.endswith("%%")]
     for name in odd:
         del os.environ[name]
-    found = sorted({*left_out, *odd})
-    if found:
-        shown = ", ".join(found[:_SHOWN_NAMES]) + (" …" if len(found) > _SHOWN_NAMES else "")
-        text = f"left out variables of the image: {shown[:500]}"
+    names_left_out = sorted({*left_out, *odd})
+    if names_left_out:
+        listed = ", ".join(names_left_out[:_SHOWN_NAMES]) + (
+            " …" if len(names_left_out) > _SHOWN_NAMES else ""
+        )
+        text = f"left out variables of the image: {listed[:500]}"
         log_message(f"{text}: a name may have only letters, digits and _")
 
 
@@ -194,12 +196,12 @@ def _read_delivered_variables() -> None:
 def _options(argv: Sequence[str]) -> Options | None:
     """Parse the entry's options, which come before the script; None if they are invalid."""
     rest = list(argv)
-    given = set()
+    flags = set()
     while rest and rest[0] in ("--dry-run", "--json"):
-        given.add(rest.pop(0))
+        flags.add(rest.pop(0))
     if not rest or rest[0].startswith("-"):
         return None
-    return Options(tuple(rest), "--dry-run" in given, "--json" in given)
+    return Options(tuple(rest), "--dry-run" in flags, "--json" in flags)
 
 
 def _show(node: NodeEnv, options: Options) -> int:
@@ -212,13 +214,13 @@ def _show(node: NodeEnv, options: Options) -> int:
     except EntryError as error:
         _log_error(error)
         return error.code
-    shown = plan.masked(launch_plan, node.secret_names)
+    values = plan.masked(launch_plan, node.secret_names)
     if options.is_json:
-        print(json.dumps(shown))
+        print(json.dumps(values))
         return 0
-    print("role: {}\ncwd: {}\nargv:".format(shown["role"], shown["cwd"]))
-    print("".join(f"  {argument}\n" for argument in shown["argv"]), end="")
-    for file in shown["files"]:
+    print("role: {}\ncwd: {}\nargv:".format(values["role"], values["cwd"]))
+    print("".join(f"  {argument}\n" for argument in values["argv"]), end="")
+    for file in values["files"]:
         print("file {path} ({mode}):".format(**file))
         print("".join(f"  {line}\n" for line in file["text"].splitlines()), end="")
     for note in launch_plan.notes:
@@ -292,8 +294,8 @@ def _translated() -> Iterator[None]:
 
 def _folders() -> list[str]:
     """Return the folders in which a job writes on this node, each existing one once."""
-    found = [os.environ.get(name, "") for name in _FOLDERS]
-    return [folder for folder in dict.fromkeys([*found, "/tmp", "/dev/shm"]) if folder]
+    folders = [os.environ.get(name, "") for name in _FOLDERS]
+    return [folder for folder in dict.fromkeys([*folders, "/tmp", "/dev/shm"]) if folder]
 
 
 def _handle_cancel_signals(
@@ -418,12 +420,16 @@ def _reporting_to_workers(node: NodeEnv, node_paths: NodePaths) -> Iterator[None
 
 
 def _call_job_off(
-    node: NodeEnv, node_paths: NodePaths, reason: str, patience_s: float, own: tuple[int, ...] = ()
+    node: NodeEnv,
+    node_paths: NodePaths,
+    reason: str,
+    patience_s: float,
+    our_processes: tuple[int, ...] = (),
 ) -> None:
     from jobentry.control.head import Head
     from jobentry.control.loop import NodeSetup
 
-    setup = NodeSetup(node, node_paths, Journal(), child_ids=own)
+    setup = NodeSetup(node, node_paths, Journal(), child_ids=our_processes)
     key, port = prepare.read_key(node), prepare.control_port(node, node_paths)
     Head(setup, plan.empty(node_paths.code), {}, key, port).call_off(reason, patience_s)
 

@@ -50,8 +50,8 @@ def fetched(tmp_path: Path, uri: str) -> dict[str, bytes]:
 @pytest.fixture(params=["moto", "seaweedfs"])
 def server(request: pytest.FixtureRequest) -> Server:
     """Each server in turn."""
-    made: Server = request.getfixturevalue(request.param)
-    return made
+    s3_server: Server = request.getfixturevalue(request.param)
+    return s3_server
 
 
 @pytest.fixture

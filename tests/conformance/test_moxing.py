@@ -50,8 +50,8 @@ class Bucket:
 @pytest.fixture(scope="session", params=["seaweedfs", "moto"])
 def server(request: pytest.FixtureRequest) -> Server:
     """A real S3 server."""
-    found: Server = request.getfixturevalue(request.param)
-    return found
+    s3_server: Server = request.getfixturevalue(request.param)
+    return s3_server
 
 
 @pytest.fixture

@@ -51,8 +51,8 @@ QUICK = {"_PATIENCE_S": 90.0, "_STALL_S": 5.0, "_FIRST_PAUSE_S": 0.01, "_MAX_PAU
 @pytest.fixture(scope="session", params=["seaweedfs", "moto"])
 def server(request: pytest.FixtureRequest) -> Server:
     """A real S3 server."""
-    found: Server = request.getfixturevalue(request.param)
-    return found
+    s3_server: Server = request.getfixturevalue(request.param)
+    return s3_server
 
 
 @pytest.fixture(autouse=True)
@@ -87,12 +87,14 @@ class Bucket:
     def keys(self) -> list[str]:
         """Return what boto3 lists."""
         pages = self.boto3.get_paginator("list_objects_v2").paginate(Bucket=self.name)
-        return [found["Key"] for page in pages for found in page.get("Contents", [])]
+        return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
     def uploads(self) -> list[Any]:
         """Return the multipart uploads that are neither completed nor aborted."""
-        found: list[Any] = self.boto3.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
-        return found
+        unfinished: list[Any] = self.boto3.list_multipart_uploads(Bucket=self.name).get(
+            "Uploads", []
+        )
+        return unfinished
 
 
 @pytest.fixture(params=["s3", "obs"])
@@ -115,9 +117,9 @@ def proxy(
     """A function that puts a fault proxy in front of the bucket's server."""
 
     def make() -> FaultProxy:
-        made = fault_proxy(server)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint)
-        return made
+        faulty = fault_proxy(server)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", faulty.endpoint)
+        return faulty
 
     return make
 
@@ -215,10 +217,10 @@ def test_unusual_names_survive_a_list(bucket: Bucket, key: str):
         return
     uri = objects.uri_below(bucket.uri, key)
     objects.write(b"x", uri)
-    found = [entry.name for entry in objects.list(bucket.uri + "/")]
+    listed = [entry.name for entry in objects.list(bucket.uri + "/")]
     objects.delete(uri)
 
-    assert found == [key]
+    assert listed == [key]
 
 
 @pytest.mark.parametrize("size", [0, 1, 2 * 1024 * 1024, 8 * 1024 * 1024, LARGE])
@@ -273,36 +275,36 @@ def test_virtual_hosted_addressing_works(
     tmp_path: Path,
 ):
     """OBS requires the bucket in the host name; here, a proxy resolves it."""
-    made = proxy()
+    faulty = proxy()
     monkeypatch.setenv("CLOUDJOB_S3_ENDPOINT", f"http://{OBS_DOMAIN}")
-    monkeypatch.setenv("http_proxy", made.endpoint)
+    monkeypatch.setenv("http_proxy", faulty.endpoint)
     objects.write(b"x", bucket.uri + "/a b")
     (tmp_path / "large").write_bytes(b"y" * LARGE)
     objects.put(str(tmp_path / "large"), bucket.uri + "/large")
 
     assert bucket.get("a b") == b"x"
     assert bucket.get("large") == b"y" * LARGE
-    assert made.requests[0].headers["host"] == f"{bucket.name}.{OBS_DOMAIN}"
+    assert faulty.requests[0].headers["host"] == f"{bucket.name}.{OBS_DOMAIN}"
 
 
 def test_requests_to_obs_are_those_that_obs_accepts(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Only OBS gets unsigned bodies; all get an MD5, no chunked bodies and lists of version 1."""
-    made = proxy()
+    faulty = proxy()
     (tmp_path / "large").write_bytes(b"y" * LARGE)
     objects.put(str(tmp_path / "large"), bucket.uri + "/large")
     objects.write(b"x", bucket.uri + "/small")
     list(objects.list(bucket.uri + "/"))
 
-    bodies = [r for r in made.requests if int(r.headers.get("content-length", "0"))]
+    bodies = [r for r in faulty.requests if int(r.headers.get("content-length", "0"))]
     is_obs = bucket.uri.startswith("obs")
     # If the server's disk stalls, the client may repeat a request; count distinct requests.
     assert len({(request.method, request.target) for request in bodies}) == 5
-    assert not any("transfer-encoding" in request.headers for request in made.requests)
+    assert not any("transfer-encoding" in request.headers for request in faulty.requests)
     assert all("content-md5" in request.headers for request in bodies)
     assert {r.headers["x-amz-content-sha256"] == sigv4.UNSIGNED for r in bodies} == {is_obs}
-    assert "list-type=2" not in made.seen("GET")[-1].query
+    assert "list-type=2" not in faulty.seen("GET")[-1].query
 
 
 # -- faults -------------------------------------------------------------------------------------
@@ -327,24 +329,24 @@ def test_a_fetch_survives_faults(
     data = os.urandom(LARGE)
     (tmp_path / "in").write_bytes(data)
     objects.put(str(tmp_path / "in"), bucket.uri + "/a")
-    made = proxy()
-    made.add(fault, when=lambda request: request.method == "GET", skip=0, times=2)
+    faulty = proxy()
+    faulty.add(fault, when=lambda request: request.method == "GET", skip=0, times=2)
     objects.fetch(bucket.uri + "/a", str(tmp_path / "out"))
 
     assert (tmp_path / "out").read_bytes() == data
-    assert sum(request.fault is not None for request in made.requests) == 2
+    assert sum(request.fault is not None for request in faulty.requests) == 2
 
 
 def test_an_object_damaged_in_transit_is_fetched_again(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path
 ):
     objects.write(b"x" * 1_000_000, bucket.uri + "/a")
-    made = proxy()
-    made.add(Fault(corrupt_response_at=500_000), when=lambda request: request.method == "GET")
+    faulty = proxy()
+    faulty.add(Fault(corrupt_response_at=500_000), when=lambda request: request.method == "GET")
     objects.fetch(bucket.uri + "/a", str(tmp_path / "out"))
 
     assert (tmp_path / "out").read_bytes() == b"x" * 1_000_000
-    made.add(Fault(corrupt_response_at=5), when=lambda r: r.method == "GET", times=3)
+    faulty.add(Fault(corrupt_response_at=5), when=lambda r: r.method == "GET", times=3)
     with pytest.raises(ObjectError, match="its digest is"):
         objects.fetch(bucket.uri + "/a", str(tmp_path / "out"))
     assert (tmp_path / "out").read_bytes() == b"x" * 1_000_000
@@ -356,12 +358,12 @@ def test_a_part_damaged_in_transit_is_sent_again(
 ):
     data = os.urandom(LARGE)
     (tmp_path / "in").write_bytes(data)
-    made = proxy()
-    made.add(Fault(corrupt_request_at=1000), when=lambda r: r.method == "PUT", times=2)
+    faulty = proxy()
+    faulty.add(Fault(corrupt_request_at=1000), when=lambda r: r.method == "PUT", times=2)
     objects.put(str(tmp_path / "in"), bucket.uri + "/a")
 
     assert bucket.get("a") == data
-    assert sum(request.fault is not None for request in made.requests) == 2
+    assert sum(request.fault is not None for request in faulty.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -380,21 +382,21 @@ def test_a_put_survives_faults(
 ):
     data = os.urandom(LARGE)
     (tmp_path / "in").write_bytes(data)
-    made = proxy()
+    faulty = proxy()
     for method, parameter in (("POST", "uploads"), ("PUT", "partNumber"), ("POST", "uploadId")):
-        made.add(fault, when=lambda r, m=method, p=parameter: r.method == m and p in r.target)
+        faulty.add(fault, when=lambda r, m=method, p=parameter: r.method == m and p in r.target)
     objects.put(str(tmp_path / "in"), bucket.uri + "/a")
 
     assert bucket.get("a") == data
-    assert sum(request.fault is not None for request in made.requests) == 3
+    assert sum(request.fault is not None for request in faulty.requests) == 3
 
 
 def test_a_refused_put_leaves_no_parts(
     bucket: Bucket, proxy: Callable[[], FaultProxy], tmp_path: Path
 ):
     (tmp_path / "in").write_bytes(b"x" * LARGE)
-    made = proxy()
-    made.add(Fault(status=403, code="AccessDenied"), when=lambda r: "partNumber=3" in r.target)
+    faulty = proxy()
+    faulty.add(Fault(status=403, code="AccessDenied"), when=lambda r: "partNumber=3" in r.target)
 
     with pytest.raises(ObjectError, match=r"writing .*: 403 AccessDenied"):
         objects.put(str(tmp_path / "in"), bucket.uri + "/a")
@@ -413,8 +415,8 @@ def test_a_refused_put_leaves_no_parts(
 def test_a_wrong_clock_or_region_is_reported_with_a_hint(
     bucket: Bucket, proxy: Callable[[], FaultProxy], code: str, hint: str
 ):
-    made = proxy()
-    made.add(Fault(status=403, code=code))
+    faulty = proxy()
+    faulty.add(Fault(status=403, code=code))
 
     with pytest.raises(ObjectError, match=f"403 {code}") as caught:
         objects.write(b"x", bucket.uri + "/a")
@@ -432,20 +434,22 @@ def test_expired_temporary_keys_are_read_again(
     text = "[default]\naws_access_key_id={}\naws_secret_access_key={}\n"
     path.write_text(text.format("old", "old") + "aws_session_token=old\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
-    made = proxy()
+    faulty = proxy()
 
     def refuse_once(request: Request) -> Fault | None:
         path.write_text(text.format(ACCESS_KEY, SECRET_KEY))
         is_old = "x-amz-security-token" in request.headers
         return Fault(status=400, code="ExpiredToken") if is_old else None
 
-    made.choose = refuse_once
+    faulty.choose = refuse_once
     objects.write(b"x", bucket.uri + "/a")
 
     assert bucket.get("a") == b"x"
     # A client of an earlier test may still send requests to this port.
-    own = [request for request in made.requests if request.headers["content-length"] == "1"]
-    assert len(own) == 2
+    small_puts = [
+        request for request in faulty.requests if request.headers["content-length"] == "1"
+    ]
+    assert len(small_puts) == 2
 
 
 def test_fresh_keys_that_are_delivered_replace_refused_ones(
@@ -457,20 +461,20 @@ def test_fresh_keys_that_are_delivered_replace_refused_ones(
     monkeypatch.setattr(private_environ, "_keys_path", str(path))
     fresh = variables.dump(dict(zip(names.STORE_KEYS, values, strict=True)))
     path.write_bytes(fresh[:-1])
-    made = proxy()
-    made.add(Fault(status=400, code="ExpiredToken"), times=1000)
+    faulty = proxy()
+    faulty.add(Fault(status=400, code="ExpiredToken"), times=1000)
 
     with pytest.raises(ObjectError, match="400 ExpiredToken") as caught:
         objects.write(b"x", bucket.uri + "/a")
     assert "`cloudjob refresh JOB`" in caught.value.hint
 
     path.write_bytes(fresh)
-    made.clear()
-    made.add(Fault(status=400, code="ExpiredToken"))
+    faulty.clear()
+    faulty.add(Fault(status=400, code="ExpiredToken"))
     objects.write(b"x", bucket.uri + "/a")
 
     assert bucket.get("a") == b"x"
-    assert f"Credential={ACCESS_KEY}/" in made.requests[-1].headers["authorization"]
+    assert f"Credential={ACCESS_KEY}/" in faulty.requests[-1].headers["authorization"]
 
 
 class Role(http.server.BaseHTTPRequestHandler):
@@ -491,16 +495,16 @@ class Role(http.server.BaseHTTPRequestHandler):
 
 
 def test_credentials_of_a_role_are_fetched(bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
-    with http.server.HTTPServer(("127.0.0.1", 0), Role) as made:
-        thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+    with http.server.HTTPServer(("127.0.0.1", 0), Role) as role_server:
+        thread = threading.Thread(target=role_server.serve_forever, args=(0.05,))
         thread.start()
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)
-        uri = f"http://127.0.0.1:{made.server_address[1]}/keys"
+        uri = f"http://127.0.0.1:{role_server.server_address[1]}/keys"
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", uri)
         monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "known")
         objects.write(b"x", bucket.uri + "/a")
-        made.shutdown()
+        role_server.shutdown()
         thread.join()
 
     assert bucket.get("a") == b"x"
@@ -581,14 +585,14 @@ def test_an_expired_presigned_url_is_reported_without_its_signature(
         try:
             objects.read(uri)
         except ObjectError as error:
-            found = error
+            caught = error
             break
         assert time.monotonic() < deadline, "the address is good for ever"
         time.sleep(0.2)
 
-    assert "403" in str(found)
-    assert re.search(r"signed this address at \d{8}T\d{6}Z for 1 seconds", found.hint)
-    assert "X-Amz" not in str(found) + found.hint
+    assert "403" in str(caught)
+    assert re.search(r"signed this address at \d{8}T\d{6}Z for 1 seconds", caught.hint)
+    assert "X-Amz" not in str(caught) + caught.hint
 
 
 @pytest.mark.parametrize("server", ["seaweedfs"], indirect=True)

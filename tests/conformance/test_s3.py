@@ -73,10 +73,10 @@ def uploads(empty_store: EmptyStore) -> list[Any]:
     """Return the multipart uploads that boto3 finds neither completed nor aborted."""
     assert empty_store.proxy is not None
     client = boto3_client(empty_store.proxy.endpoint)
-    found: list[Any] = (
+    unfinished: list[Any] = (
         client.list_multipart_uploads(Bucket=bucket(empty_store)).get("Uploads") or []
     )
-    return found
+    return unfinished
 
 
 def bucket(empty_store: EmptyStore) -> str:
@@ -132,7 +132,7 @@ def test_a_large_object_is_read_back_unchanged(
     numbers = {
         re.search(r"partNumber=(\d+)", r.query) for r in empty_store.proxy.requests if is_part(r)
     }
-    assert {found[1] for found in numbers if found} == {"1", "2", "3", "4"}
+    assert {match[1] for match in numbers if match} == {"1", "2", "3", "4"}
 
 
 def test_objects_written_by_boto3_are_read(
@@ -478,9 +478,9 @@ def test_threads_share_a_store(store: ObjectStore, proxy: FaultProxy):
     numbers = range(100)
     in_parallel(lambda i: store.put_bytes(b"%d" % i * 1000, f"key-{i}"), numbers)
 
-    found = in_parallel(lambda i: store.get_bytes(f"key-{i}"), numbers)
+    contents = in_parallel(lambda i: store.get_bytes(f"key-{i}"), numbers)
 
-    assert found == [b"%d" % i * 1000 for i in numbers]
+    assert contents == [b"%d" % i * 1000 for i in numbers]
 
 
 # ---- many small objects

@@ -171,9 +171,9 @@ def test_a_byte_of_an_answer_can_be_flipped(proxy: FaultProxy, bucket: str):
     put(client, bucket)
     proxy.add(Fault(corrupt_response_at=70_000))
 
-    found = get(client, bucket)
+    answer = get(client, bucket)
 
-    assert [i for i in range(len(DATA)) if found[i] != DATA[i]] == [70_000]
+    assert [i for i in range(len(DATA)) if answer[i] != DATA[i]] == [70_000]
     assert hashlib.md5(get(client, bucket)).digest() == hashlib.md5(DATA).digest()
 
 

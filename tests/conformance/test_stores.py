@@ -97,10 +97,10 @@ def test_many_small_objects_arrive_in_any_order(store: ObjectStore):
     for key, data in contents.items():
         store.put_bytes(data, key)
 
-    found = list(store.get_each(list(contents)))
+    content_of = list(store.get_each(list(contents)))
 
-    assert dict(found) == contents
-    assert len(found) == len(contents)
+    assert dict(content_of) == contents
+    assert len(content_of) == len(contents)
     assert list(store.get_each([])) == []
 
 
@@ -245,9 +245,11 @@ def submit_source(
 ) -> tuple[StoredLayers, SourceCache]:
     """Pack a source and store what is new, as a submit does."""
 
-    def pack_source(known: SourceCache) -> CodePackage:
+    def pack_source(last_cache: SourceCache) -> CodePackage:
         destination = source.parent / "layer"
-        return pack(source, destination, script="train.py", limit_bytes=1 << 30, source_cache=known)
+        return pack(
+            source, destination, script="train.py", limit_bytes=1 << 30, source_cache=last_cache
+        )
 
     package = pack_source(source_cache)
     with Claim(store, job) as claim:

@@ -48,9 +48,9 @@ def start_console(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
             )
         started.append(process)
         poll(lambda: _LINK.search(log.read_text()) or process.poll() is not None, "link")
-        found = _LINK.search(log.read_text())
-        assert found, log.read_text()
-        return found.group()
+        link = _LINK.search(log.read_text())
+        assert link, log.read_text()
+        return link.group()
 
     yield start
     for process in started:

@@ -517,7 +517,7 @@ def test_axe_finds_nothing_in_any_view_in_either_scheme(
         "/no-such-page",
         "/job/no-such-job",
     ]
-    found = {}
+    violations_of = {}
     for is_dark in (False, True):
         page.script(f"document.cookie = 'cloudjob-console-dark={is_dark:d}; path=/'")
         for path in [*paths, *(f"/job/{failed}/{view}" for view in VIEWS)]:
@@ -525,9 +525,9 @@ def test_axe_finds_nothing_in_any_view_in_either_scheme(
             page.await_true("!document.querySelector('.q-spinner') && document.body.innerText")
             page.script(axe)
             if violations := page.driver.execute_async_script(AXE):  # type: ignore[no-untyped-call]
-                found[path, is_dark] = violations
+                violations_of[path, is_dark] = violations
 
-    assert found == {}
+    assert violations_of == {}
 
 
 def test_the_texts_of_charts_have_contrast_in_both_schemes(

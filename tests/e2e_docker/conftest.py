@@ -47,9 +47,9 @@ class Done:
 
     @property
     def job(self) -> str:
-        found = re.search(r"docker://local/([a-z0-9-]+)", self.err + self.out.decode("latin-1"))
-        assert found, self
-        return found[1]
+        match = re.search(r"docker://local/([a-z0-9-]+)", self.err + self.out.decode("latin-1"))
+        assert match, self
+        return match[1]
 
 
 @dataclass
@@ -118,22 +118,22 @@ class Cloud:
     def containers(self, job: str = "") -> list[dict[str, Any]]:
         """Return the containers of one job, or of all jobs of this state folder, by node."""
         label = f"cloudjob.job={job}" if job else f"cloudjob.owner={self.owner}"
-        found = self.engine.containers(all=True, filters={"label": label})
-        return sorted(found, key=lambda item: int(item["Labels"]["cloudjob.node"]))
+        listed = self.engine.containers(all=True, filters={"label": label})
+        return sorted(listed, key=lambda item: int(item["Labels"]["cloudjob.node"]))
 
     def networks(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.engine.networks(
+        listed: list[dict[str, Any]] = self.engine.networks(
             filters={"label": f"cloudjob.owner={self.owner}"}
         )
-        return found
+        return listed
 
     def killed_nodes(self, job: str) -> list[str]:
         """Return the containers that were killed, as they did not end within the rules' limits."""
         filters = {"event": "kill", "label": f"cloudjob.job={job}"}
         until = int(time.time()) + 1
         events = self.engine.events(self.began, until, filters=filters, decode=True)
-        found = [event["Actor"]["Attributes"] for event in events]
-        return [item["name"] for item in found if item["signal"] == str(int(signal.SIGKILL))]
+        killed = [event["Actor"]["Attributes"] for event in events]
+        return [item["name"] for item in killed if item["signal"] == str(int(signal.SIGKILL))]
 
     @property
     def owner(self) -> str:
@@ -174,16 +174,16 @@ def examples_image(build: Callable[..., str]) -> str:
 @pytest.fixture(scope="session")
 def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., str]]:
     """Return a function that adds Dockerfile lines to the base image and returns the new tag."""
-    made: list[str] = []
+    tags: list[str] = []
 
     def derive(name: str, lines: str, **files: str) -> str:
         tag = f"cloudjob-test/{name}-{os.getpid()}"
         build_on(engine, base_image, tag, lines, {name: files[name].encode() for name in files})
-        made.append(tag)
+        tags.append(tag)
         return tag
 
     yield derive
-    for tag in made:
+    for tag in tags:
         engine.remove_image(tag, force=True)
 
 

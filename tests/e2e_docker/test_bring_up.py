@@ -82,9 +82,9 @@ def touch(cloud, container, name):
 
 def row(done, node):
     """Return a node's row of the table that the head printed."""
-    found = re.search(rf"^\[node \d+\] jobentry:   {node}  +ma-job-.*$", done.err, re.MULTILINE)
-    assert found, done
-    return re.sub(r" {2,}", "|", found[0].partition("jobentry:   ")[2])
+    match = re.search(rf"^\[node \d+\] jobentry:   {node}  +ma-job-.*$", done.err, re.MULTILINE)
+    assert match, done
+    return re.sub(r" {2,}", "|", match[0].partition("jobentry:   ")[2])
 
 
 def refused(cloud, done, *, node, message, code=125, most=1):
@@ -239,12 +239,12 @@ def test_containers_that_are_started_again_run_nothing_twice(cloud, base_image, 
     cloud.script(RUNS_TWICE)
     job = cloud.detach("--nodes", "2")
     cloud.await_log(job, b"first 1", b"first 0")
-    found = [item["Id"] for item in cloud.containers(job)]
-    cloud.engine.kill(found[0], signal)
+    ids = [item["Id"] for item in cloud.containers(job)]
+    cloud.engine.kill(ids[0], signal)
     # The worker ends by itself.
-    for item in found:
+    for item in ids:
         cloud.engine.wait(item)
-    for item in found:
+    for item in ids:
         cloud.engine.start(item)
     done = cloud.run("wait", job)
 
@@ -350,7 +350,7 @@ def test_a_job_survives_a_silent_node(cloud, until, way, launcher):
     cloud.await_log(job, b"[0] up", b"[1] up")
     head, worker = (item["Id"] for item in cloud.containers(job))
     (network,) = (item["Name"] for item in cloud.networks())
-    known = cloud.engine.inspect_container(worker)["NetworkSettings"]["Networks"][network]
+    endpoint = cloud.engine.inspect_container(worker)["NetworkSettings"]["Networks"][network]
     if way == "pause":
         cloud.engine.pause(worker)
     else:
@@ -366,7 +366,7 @@ def test_a_job_survives_a_silent_node(cloud, until, way, launcher):
         cloud.engine.unpause(worker)
         touch(cloud, worker, "go")
     else:
-        cloud.engine.connect_container_to_network(worker, network, aliases=known["Aliases"])
+        cloud.engine.connect_container_to_network(worker, network, aliases=endpoint["Aliases"])
     until(lambda: "no longer silent: node 1 (" in cloud.run("logs", job).err, "its return")
     touch(cloud, head, "go")
     done = cloud.run("wait", job)

@@ -86,10 +86,10 @@ RUN = b'cd $(dirname $0)\nexec python3 meet.py "$@"\n'
 @pytest.fixture(scope="module")
 def api(base_image: str) -> Iterator[Api]:
     """An emulator whose nodes are containers."""
-    with running(SETTINGS.format(image=base_image)) as made:
-        assert made.address.engine == "docker"
-        made.image = base_image
-        yield made
+    with running(SETTINGS.format(image=base_image)) as emulator:
+        assert emulator.address.engine == "docker"
+        emulator.image = base_image
+        yield emulator
 
 
 ASK = """\
@@ -118,12 +118,12 @@ def test_a_node_reaches_every_endpoint_and_has_the_address_that_the_service_show
     command = f"python3 -c {shlex.quote(ASK)}"
     flavor = {"flavor_id": "modelarts.kat1.xlarge", "node_count": 2}
     job = api.create(command, spec={"resource": flavor})
-    found = api.await_phase(job)
+    details = api.await_phase(job)
     tasks = api.ok("GET", f"{{p}}/training-jobs/{job}/tasks")
     addresses = [item["ip"] for item in tasks]
 
-    assert found["status"]["phase"] == "Completed", api.log(job)
-    assert [item["ip"] for item in found["status"]["task_ips"]] == addresses
+    assert details["status"]["phase"] == "Completed", api.log(job)
+    assert [item["ip"] for item in details["status"]["task_ips"]] == addresses
     for node, address in enumerate(addresses):
         log = api.log(job, node)
         assert f"address {address} {address} modelarts-job-{job}-worker-{node}" in log, log
@@ -195,9 +195,9 @@ def test_a_custom_image_runs_in_two_containers(api: Api, s3: Any, base_image: st
         nodes=2,
         algorithm={**channels(name), "engine": {"image_url": base_image}},
     )
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Completed", (api.log(job), api.log(job, 1))
+    assert details["status"]["phase"] == "Completed", (api.log(job), api.log(job, 1))
     assert keys(s3, name + "/") == [f"{name}/out-0", f"{name}/out-1"]
     assert "met 1\n" in api.log(job)
     assert "who 1000 100 /home/ma-user/modelarts/user-job-dir/proj /home/ma-user" in api.log(job, 1)
@@ -230,10 +230,10 @@ def test_a_preset_image_runs_in_two_containers(
         "boot_file": f"/data/code/{name}/t.py",
     }
     job = api.create("", nodes=2, algorithm=algorithm)
-    found = api.await_phase(job)
+    details = api.await_phase(job)
     log = api.log(job) + api.log(job, 1)
 
-    assert found["status"]["phase"] == "Completed", log
+    assert details["status"]["phase"] == "Completed", log
     for index in (0, 1):
         assert f"modelarts-job-{job}-worker-{index}\n" in log
 
@@ -257,10 +257,10 @@ def test_the_entry_replaces_the_start_script_of_an_own_image(
             "parameters": [{"name": "lr", "value": "0.1"}],
         },
     )
-    found = api.await_phase(job)
+    details = api.await_phase(job)
     logs = api.log(job), api.log(job, 1)
 
-    assert found["status"]["phase"] == "Completed", logs
+    assert details["status"]["phase"] == "Completed", logs
     for rank, log in enumerate(logs):
         assert f"[{rank}] rank {rank} of 2 on node {rank} in /home/ma-user ['--lr=0.1']" in log
         assert "the nodes use the key /home/ma-user/.ssh/id_rsa" in log
@@ -310,9 +310,9 @@ def test_a_container_cannot_have_host_folders_uploaded(
             ],
         },
     )
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Completed", (api.log(job), api.events(job))
+    assert details["status"]["phase"] == "Completed", (api.log(job), api.events(job))
     assert keys(s3, f"{name}/") == [f"{name}/0/file"]
 
 
@@ -343,22 +343,22 @@ def test_a_saved_image_has_the_files_of_the_job_and_none_of_its_secrets(
         assert api.ask("GET", path)[1]["error_code"] == "ModelArts.2858"
         assert api.ok("POST", path, description)["status"] == "CREATING"
         await_true(lambda: api.ok("GET", path)["status"] != "CREATING")
-        made = api.ok("GET", path)
-        assert made == {**made, **description, "status": "ACTIVE", "message": ""}
+        registered = api.ok("GET", path)
+        assert registered == {**registered, **description, "status": "ACTIVE", "message": ""}
         assert "exists" in api.ask("POST", path, description)[1]["error_msg"]
 
-        found, base = (client.inspect_image(each)["Config"] for each in (image, base_image))
+        saved_config, base = (client.inspect_image(each)["Config"] for each in (image, base_image))
         for key in ("Env", "Cmd", "Entrypoint", "User", "WorkingDir"):
-            assert (found.get(key) or None) == (base.get(key) or None), key
+            assert (saved_config.get(key) or None) == (base.get(key) or None), key
         secrets = {
             bytes.fromhex(each) for each in re.findall(r"hex (\S+)", api.log(job) + api.log(job, 1))
         }
         assert len(secrets) == 3
-        made = client.create_container(image, command=["true"])["Id"]
+        registered = client.create_container(image, command=["true"])["Id"]
         try:
-            data = b"".join(client.export(made))
+            data = b"".join(client.export(registered))
         finally:
-            client.remove_container(made)
+            client.remove_container(registered)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             files = {each.name: tar.extractfile(each).read() for each in tar if each.isreg()}
         assert [name for name, text in files.items() if any(each in text for each in secrets)] == []
@@ -383,10 +383,10 @@ def test_a_lost_container_is_replaced(api: Api, base_image: str):
     )
     api.await_log(job, "up", 1)
     api.fault("lose-node", job=job, node=1)
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Completed", api.events(job)
-    assert found["status"]["running_records"][0]["end_recover"] == "pod_reschedule"
+    assert details["status"]["phase"] == "Completed", api.events(job)
+    assert details["status"]["running_records"][0]["end_recover"] == "pod_reschedule"
     assert containers(job) == []
 
 
@@ -415,11 +415,11 @@ def test_a_failed_job_is_restarted_in_the_same_containers(api: Api, base_image: 
         annotations={models.RETRY_NUM: "1", models.RETRY_ALWAYS: "true"},
         algorithm={"engine": {"image_url": base_image}},
     )
-    found = api.await_phase(job)
+    details = api.await_phase(job)
     lines = [line for line in api.log(job).splitlines() if line.startswith(("line", "[Model"))]
 
-    assert found["status"]["phase"] == "Completed", api.log(job)
-    assert found["status"]["running_records"][0]["end_recover"] == "proc_restart"
+    assert details["status"]["phase"] == "Completed", api.log(job)
+    assert details["status"]["running_records"][0]["end_recover"] == "proc_restart"
     assert [line for line in lines if line.startswith("line")] == ["line 1", "line 2"]
     # Both attempts append to the same log.
     assert "return code: 1" in lines[1]
@@ -439,8 +439,8 @@ def test_containers_and_logs_survive_a_kill_of_the_emulator(base_image: str):
         os.kill(api.address.pid, signal.SIGKILL)
         await_true(lambda: not state.is_running(daemon.folder(api.home)))
         again = Api(daemon.up(api.home), api.home)
-        found = again.await_phase(job)
+        details = again.await_phase(job)
         ticks = [line for line in again.log(job, 1).splitlines() if line.startswith("tick")]
 
-        assert found["status"]["phase"] == "Completed", again.events(job)
+        assert details["status"]["phase"] == "Completed", again.events(job)
         assert ticks == [f"tick {number}" for number in range(1, 121)]

@@ -29,8 +29,8 @@ LIMIT_S = 240.0
 
 def objects_of_jobs(cloud):
     """Return the objects in the store except layers, which jobs share and `store gc` removes."""
-    found = (cloud.home / "store").glob("*/*")
-    return [path for path in found if path.parent.name != "layers"]
+    objects = (cloud.home / "store").glob("*/*")
+    return [path for path in objects if path.parent.name != "layers"]
 
 
 def test_a_missing_engine_is_reported_before_anything_is_sent(cloud):
@@ -124,7 +124,7 @@ def test_orphans_are_removed_but_running_jobs_stay(cloud, base_image):
     others = {**labels, "cloudjob.job": "lost-2", "cloudjob.owner": "somebody"}
     network = cloud.engine.create_network("cloudjob-lost-1", labels=labels)["Id"]
     # The third one is made from an image of the first one, by its user.
-    made = [
+    ids = [
         cloud.engine.create_container(base_image, "x", labels=each, name=called)["Id"]
         for each, called in ((labels, name), (others, None), (labels, f"{name}-copy"))
     ]
@@ -134,12 +134,12 @@ def test_orphans_are_removed_but_running_jobs_stay(cloud, base_image):
         assert done.code == 0, done
         assert "1 orphan" in done.err
         remaining = {item["Id"] for item in cloud.engine.containers(all=True)}
-        assert made[0] not in remaining
-        assert set(made[1:]) <= remaining
+        assert ids[0] not in remaining
+        assert set(ids[1:]) <= remaining
         assert network not in {item["Id"] for item in cloud.engine.networks()}
         assert cloud.status(job)["state"] == "RUNNING"
     finally:
-        for each in made[1:]:
+        for each in ids[1:]:
             cloud.engine.remove_container(each)
         cloud.run("cancel", "--now", job)
 
@@ -165,15 +165,15 @@ def test_this_versions_entry_runs_in_any_image(cloud, engine, base_image, tmp_pa
 
 def test_the_image_runs_a_job_without_cloudjob(engine, base_image, tmp_path):
     """`docker run IMAGE SCRIPT` is a job of one node: the image's ENTRYPOINT needs no cloudjob."""
-    made = engine.create_container(base_image, ["--dry-run", "--json", "python", "-c", "pass"])[
-        "Id"
-    ]
+    container_id = engine.create_container(
+        base_image, ["--dry-run", "--json", "python", "-c", "pass"]
+    )["Id"]
     try:
-        engine.start(made)
-        code = engine.wait(made)["StatusCode"]
-        plan = json.loads(engine.logs(made, stdout=True, stderr=False))
+        engine.start(container_id)
+        code = engine.wait(container_id)["StatusCode"]
+        plan = json.loads(engine.logs(container_id, stdout=True, stderr=False))
     finally:
-        engine.remove_container(made, force=True)
+        engine.remove_container(container_id, force=True)
 
     assert code == 0
     assert plan["role"] == "head"
@@ -239,12 +239,12 @@ def test_an_image_on_another_base_gets_its_own_tag(cloud, engine, base_image, de
 
 
 def test_images_have_no_host_keys_and_do_not_run_as_root(engine, base_image):
-    made = engine.create_container(base_image, ["x"])["Id"]
+    container_id = engine.create_container(base_image, ["x"])["Id"]
     try:
-        with tarfile.open(fileobj=io.BytesIO(b"".join(engine.export(made)))) as files:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(engine.export(container_id)))) as files:
             names = files.getnames()
     finally:
-        engine.remove_container(made)
+        engine.remove_container(container_id)
 
     assert not [name for name in names if "ssh_host" in name]
     assert not [name for name in names if name.startswith("var/lib/apt/lists/")]
@@ -326,15 +326,15 @@ def own_engine(cloud, engine, base_image) -> Iterator[Dockerd]:
     """A separate engine with our image, on which the test's jobs run and which can be restarted."""
     if os.geteuid():
         pytest.skip("only root may start an engine")
-    found = Dockerd()
+    dockerd = Dockerd()
     try:
-        found.start()
-        found.client.load_image(engine.get_image(base_image))
-        cloud.environ["DOCKER_HOST"] = found.host
+        dockerd.start()
+        dockerd.client.load_image(engine.get_image(base_image))
+        cloud.environ["DOCKER_HOST"] = dockerd.host
         cloud.image = base_image
-        yield found
+        yield dockerd
     finally:
-        found.close()
+        dockerd.close()
 
 
 @pytest.mark.long
@@ -412,16 +412,16 @@ print("end")
 
 def job_of(path):
     """Return the id of the job that ``submit`` printed to this file."""
-    found = re.search(rb"docker://local/([a-z0-9-]+)", path.read_bytes())
-    assert found
-    return found[1].decode()
+    match = re.search(rb"docker://local/([a-z0-9-]+)", path.read_bytes())
+    assert match
+    return match[1].decode()
 
 
 def touch(engine, job, path):
     """Create a file in each container of a job."""
     for item in engine.containers(filters={"label": f"cloudjob.job={job}"}):
-        made = engine.exec_create(item["Id"], ["touch", path])["Id"]
-        engine.exec_start(made)
+        call = engine.exec_create(item["Id"], ["touch", path])["Id"]
+        engine.exec_start(call)
 
 
 def test_followers_outlast_an_engine_that_does_not_answer(cloud, tmp_path):

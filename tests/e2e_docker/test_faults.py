@@ -149,9 +149,9 @@ class Case:
         if who == "submitter":
             self.submit.end()
         elif who == "mpirun":
-            made = engine.exec_create(self.nodes[0], ["python3", "-c", KILL_MPIRUN])
-            engine.exec_start(made["Id"])
-            assert engine.exec_inspect(made["Id"])["ExitCode"] == 0
+            call = engine.exec_create(self.nodes[0], ["python3", "-c", KILL_MPIRUN])
+            engine.exec_start(call["Id"])
+            assert engine.exec_inspect(call["Id"])["ExitCode"] == 0
         else:
             engine.kill(self.nodes[who == "worker"], "SIGKILL")
 
@@ -256,8 +256,8 @@ def case(
         return cases[-1]
 
     yield make
-    for made in cases:
-        made.submit.end()
+    for each in cases:
+        each.submit.end()
 
 
 def check_next(cloud) -> None:

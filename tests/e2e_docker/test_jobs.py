@@ -112,20 +112,20 @@ def test_secrets_and_unusual_bytes_reach_every_rank(cloud):
         """)
 
     job = cloud.detach("--nodes", "2", "--secret", "TOKEN", "-e", b"ODD=\xfe\n=")
-    shown = [json.dumps(cloud.engine.inspect_container(c["Id"])) for c in cloud.containers(job)]
+    inspected = [json.dumps(cloud.engine.inspect_container(c["Id"])) for c in cloud.containers(job)]
     done = cloud.run("wait", job)
 
     assert done.code == 0, done
     line = repr([b"s3cr3t \xff =;'", b"\xfe\n="]).encode()
     log = cloud.run("logs", job).out
     assert sorted(log.splitlines()) == [b"[0] " + line, b"[1] " + line]
-    assert not any("s3cr3t" in text for text in shown)
-    found = subprocess.run(
+    assert not any("s3cr3t" in text for text in inspected)
+    processes = subprocess.run(
         ["grep", "-r", "-l", "s3cr3t", cloud.home / "store", cloud.home / "records.db"],
         capture_output=True,
         check=False,
     )
-    assert found.stdout == b""
+    assert processes.stdout == b""
 
 
 def test_a_secret_is_gone_from_the_container_when_the_job_has_ended(cloud):
@@ -177,13 +177,13 @@ def test_stacks_show_the_rank_that_the_others_wait_for(cloud, tmp_path):
     )
     job = cloud.detach("--nodes", "2", "--procs-per-node", "2")
 
-    def found():
+    def stacks_now():
         done = cloud.run("stacks", "--json", job)
         return json.loads(done.out) if done.code == 0 else {}
 
-    poll(lambda: found().get("odd_ranks") == [3], "the rank that sleeps")
+    poll(lambda: stacks_now().get("odd_ranks") == [3], "the rank that sleeps")
 
-    odd, waiting = found()["groups"]
+    odd, waiting = stacks_now()["groups"]
     assert odd["frames"][0] == {
         "file": "train.py",
         "line": 3,

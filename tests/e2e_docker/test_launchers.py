@@ -65,21 +65,21 @@ def submit_arguments(cloud, launcher, request):
     def make(text: str, *args: str, size=()) -> list[str]:
         cloud.script(PRELUDE + text)
         nodes, ranks = map(str, size or (2, slots_of(launcher)))
-        found = ["--nodes", nodes, "--procs-per-node", ranks, "--launcher", launcher]
+        options = ["--nodes", nodes, "--procs-per-node", ranks, "--launcher", launcher]
         if launcher in HEAVY:
             image = os.environ[f"CLOUDJOB_TEST_{HEAVY[launcher].upper()}_IMAGE"]
-            found += ["--image", request.getfixturevalue("with_entry")(image)]
+            options += ["--image", request.getfixturevalue("with_entry")(image)]
         if launcher == "rank-table":
             devices = " ".join(f"{index}=192.168.{index}.1" for index in range(int(ranks)))
             lines = [f"10.0.0.{node} {devices}" for node in range(int(nodes))]
             table = f"mindspore: {{device_target: Ascend, devices: {lines}}}\n"
             (cloud.source / "job.yaml").write_text(table)
-            found += ["--config", "job.yaml"]
+            options += ["--config", "job.yaml"]
         if launcher == "horovod-elastic":
             # Like the other launchers here: require all nodes, and do not wait long for them.
-            found += ["--min-nodes", nodes, "--start-timeout-min", "0.5"]
+            options += ["--min-nodes", nodes, "--start-timeout-min", "0.5"]
         program = ("python3", "train.py") if launcher == "command" else ("train.py",)
-        return [*found, *program, *args]
+        return [*options, *program, *args]
 
     return make
 
@@ -134,13 +134,13 @@ report(json.dumps([node, os.getcwd() == os.environ["PWD"], os.getcwd(), sys.argv
     printed = dict(line.split(b" ", 1) for line in done.out.splitlines())
     assert sorted(printed) == [b"[%d]" % rank for rank in range(size[0] * size[1])], done
     for rank in range(size[0] * size[1]):
-        own = cloud.run("logs", done.job, "--rank", str(rank), "--raw").out
-        assert own == printed[b"[%d]" % rank] + b"\n"
-        node, is_here, folder, found, values = json.loads(own)
+        answer = cloud.run("logs", done.job, "--rank", str(rank), "--raw").out
+        assert answer == printed[b"[%d]" % rank] + b"\n"
+        node, is_here, folder, job_args, values = json.loads(answer)
         assert (node, is_here, folder) == (rank // size[1], True, FOLDER)
         # Two launchers prepend their own arguments.
-        assert found[-len(args) :] == args
-        assert len(found) - len(args) == {"pytorch-modelarts": 6, "tensorflow-ps": 8}.get(
+        assert job_args[-len(args) :] == args
+        assert len(job_args) - len(args) == {"pytorch-modelarts": 6, "tensorflow-ps": 8}.get(
             launcher, 0
         )
         assert values == {

@@ -54,17 +54,17 @@ def test_long_lines_and_progress_bars_are_exact(
     lost; that is why we request the other driver (tried on 20.10).
     """
     config = engine.create_host_config(log_config={"type": driver, "config": {}})
-    made = engine.create_container(
+    container_id = engine.create_container(
         base_image, entrypoint=["python3", "-c", WRITE], host_config=config
     )["Id"]
     try:
-        engine.start(made)
+        engine.start(container_id)
         if not follow:
-            engine.wait(made, timeout=60)
-        source = logs.Source(0, made, driver, tmp_path / "none")
+            engine.wait(container_id, timeout=60)
+        source = logs.Source(0, container_id, driver, tmp_path / "none")
         pieces = list(logs.read(engine, source, follow=follow))
     finally:
-        engine.remove_container(made, force=True)
+        engine.remove_container(container_id, force=True)
 
     data = b"".join(pieces)
     if driver == LOG_DRIVER:
@@ -80,13 +80,13 @@ def test_the_log_of_a_rank_with_a_progress_bar_is_exact(cloud):
     cloud.script(WRITE)
 
     done = cloud.submit("--nodes", "2")
-    shown = cloud.run("logs", done.job, "--rank", "1").out
+    log = cloud.run("logs", done.job, "--rank", "1").out
     raw = {rank: cloud.run("logs", done.job, "--rank", rank, "--raw").out for rank in "01"}
 
     assert done.code == 0, done
     assert raw == {"0": written(), "1": written()}
     assert b"[1] " + b"m" * 1_000_000 + b"\n" in done.out
-    assert b"[1] " + b"m" * 1_000_000 + b"\n" in shown
+    assert b"[1] " + b"m" * 1_000_000 + b"\n" in log
     # Only the last state of a progress bar is shown.
     assert b"[1] 100% " + b"#" * 100 + b"\n" in done.out
 
@@ -99,10 +99,10 @@ def test_the_log_of_deleted_containers_is_read_from_the_store(cloud):
         cloud.engine.wait(container["Id"])
         cloud.engine.remove_container(container["Id"])
 
-    shown = cloud.run("logs", job)
+    log = cloud.run("logs", job)
 
-    assert shown.code == 0, shown
-    assert sorted(shown.out.splitlines()) == [b"[0] hello 0", b"[1] hello 1"]
-    assert shown.err.count("the platform has no log of this node") == 2, shown
+    assert log.code == 0, log
+    assert sorted(log.out.splitlines()) == [b"[0] hello 0", b"[1] hello 1"]
+    assert log.err.count("the platform has no log of this node") == 2, log
     # Remove the rest of the job, such as its network.
     assert cloud.run("rm", "--force", job).code == 0

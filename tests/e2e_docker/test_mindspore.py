@@ -37,9 +37,9 @@ def test_the_quick_start_runs_in_containers(cloud, image, launcher):
     assert done.code == 0, done
     losses: dict[int, list[float]] = {}
     for line in done.out.splitlines():
-        found = re.match(rb"\[(\d)\] rank \1 of 2 epoch \d step \d loss ([\d.]+)", line)
-        if found:
-            losses.setdefault(int(found[1]), []).append(float(found[2]))
+        match = re.match(rb"\[(\d)\] rank \1 of 2 epoch \d step \d loss ([\d.]+)", line)
+        if match:
+            losses.setdefault(int(match[1]), []).append(float(match[2]))
     assert sorted(losses) == [0, 1], done
     assert losses[0] == losses[1]
     assert losses[0][0] > 0.37

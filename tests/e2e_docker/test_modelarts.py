@@ -56,9 +56,9 @@ def test_a_job_runs_in_two_containers(emulated_cloud: Any, base_image: str):
     fetched = emulated_cloud.run("outputs", "two", "--to", str(emulated_cloud.folder / "got"))
     assert fetched.code == 0, fetched
     files = sorted((emulated_cloud.folder / "got" / "OUT").glob("rank-*.json"))
-    found = [json.loads(path.read_text()) for path in files]
-    assert [item["node"] for item in found] == [0, 0, 1, 1]
-    for rank, item in enumerate(found):
+    environments = [json.loads(path.read_text()) for path in files]
+    assert [item["node"] for item in environments] == [0, 0, 1, 1]
+    for rank, item in enumerate(environments):
         assert item == {
             "rank": rank,
             "size": 4,

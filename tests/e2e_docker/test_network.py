@@ -53,7 +53,7 @@ class Nodes:
 
     def _sleeper(self, host: str) -> str:
         engine = self._engine
-        made = engine.create_container(
+        container_id = engine.create_container(
             self._image,
             entrypoint=["sleep", "600"],
             hostname=host,
@@ -61,9 +61,9 @@ class Nodes:
                 {self._network: engine.create_endpoint_config(aliases=[host])}
             ),
         )["Id"]
-        self._containers.append(made)
-        engine.start(made)
-        return str(made)
+        self._containers.append(container_id)
+        engine.start(container_id)
+        return str(container_id)
 
     def ip(self, node: int, *arguments: str) -> None:
         """Run ``ip`` in the network of a node."""
@@ -99,7 +99,7 @@ class Nodes:
             "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
             **environ,
         }
-        made = self._engine.create_container(
+        container_id = self._engine.create_container(
             self._image,
             ["train.py"],
             environment=variables,
@@ -107,14 +107,16 @@ class Nodes:
                 network_mode=f"container:{self._sleepers[index]}"
             ),
         )["Id"]
-        self._containers.append(made)
-        self._engine.put_archive(made, "/home/ma-user", _archive(train=script.encode(), key=key))
-        self._engine.start(made)
-        return str(made)
+        self._containers.append(container_id)
+        self._engine.put_archive(
+            container_id, "/home/ma-user", _archive(train=script.encode(), key=key)
+        )
+        self._engine.start(container_id)
+        return str(container_id)
 
     def close(self) -> None:
-        for made in reversed(self._containers):
-            self._engine.remove_container(made, force=True, v=True)
+        for container_id in reversed(self._containers):
+            self._engine.remove_container(container_id, force=True, v=True)
         self._engine.remove_network(self._network)
 
 
@@ -255,7 +257,7 @@ class Capture:
         connection = device + packet[26:38]
         text = self._packet_ends.get(connection, b"") + packet[54:]
         self._packet_ends[connection] = text[-100:]
-        self.seen.update(found.decode() for found in self._texts if found in text)
+        self.seen.update(needle.decode() for needle in self._texts if needle in text)
 
     def close(self) -> None:
         """Drain the queue of packets and stop."""
@@ -294,11 +296,11 @@ class Processes:
                         self._search((folder / "cmdline").read_bytes(), folder)
 
     def _search(self, cmdline: bytes, folder: Path) -> None:
-        shown = cmdline.replace(b"\0", b" ").decode("utf-8", "replace")[:300]
+        printable = cmdline.replace(b"\0", b" ").decode("utf-8", "replace")[:300]
         if self._text in cmdline:
-            self.in_argv.add(shown)
+            self.in_argv.add(printable)
         if self._text in (folder / "environ").read_bytes():
-            self.in_environment.add(shown)
+            self.in_environment.add(printable)
 
     def close(self) -> None:
         self._is_over.set()
@@ -313,13 +315,13 @@ def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, request
     the capture would show a secret sent that way. The ranks have the secret in their environment,
     which proves that the process list is read.
     """
-    secret, shown = os.urandom(20).hex(), os.urandom(20).hex()
+    secret, visible = os.urandom(20).hex(), os.urandom(20).hex()
     image = request.getfixturevalue(name)
     cloud.environ["TOKEN"] = secret
     cloud.script(WAIT)
-    processes, capture = Processes(secret), Capture(secret, shown)
+    processes, capture = Processes(secret), Capture(secret, visible)
     try:
-        options = ("--nodes", "2", "--image", image, "--secret", "TOKEN", "-e", f"MARK={shown}")
+        options = ("--nodes", "2", "--image", image, "--secret", "TOKEN", "-e", f"MARK={visible}")
         job = cloud.detach(*options)
         cloud.await_log(job, b"[1] ready %d" % len(secret))
         for container in cloud.containers(job):
@@ -340,5 +342,5 @@ def test_a_secret_is_neither_on_the_network_nor_in_a_process_list(cloud, request
     assert any("train.py" in cmdline for cmdline in holders), processes.in_environment
     assert [cmdline for cmdline in holders if "train.py" not in cmdline] == []
     assert capture.dropped == 0
-    assert shown in capture.seen, f"{capture.packets} packets, and none of Open MPI's own channel"
+    assert visible in capture.seen, f"{capture.packets} packets, and none of Open MPI's own channel"
     assert secret not in capture.seen

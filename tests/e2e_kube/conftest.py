@@ -41,12 +41,12 @@ PLURALS = {"ConfigMap": "configmaps", "Secret": "secrets", "Service": "services"
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """An API server with the operators' CRDs."""
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    shared_cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
-        made.start()
-        yield made
+        shared_cluster.start()
+        yield shared_cluster
     finally:
-        made.stop()
+        shared_cluster.stop()
 
 
 @pytest.fixture(scope="session")
@@ -70,9 +70,9 @@ class Done:
 
     @property
     def job(self) -> str:
-        found = re.search(r"kubernetes://[^\s/]+/[^/]+/[^/]+/([a-z0-9-]+)", self.err + self.out)
-        assert found, self
-        return found[1]
+        match = re.search(r"kubernetes://[^\s/]+/[^/]+/[^/]+/([a-z0-9-]+)", self.err + self.out)
+        assert match, self
+        return match[1]
 
 
 @dataclass
@@ -152,8 +152,8 @@ class Lab:
     def status(self, job: str) -> dict[str, Any]:
         done = self.run("status", job, "--json")
         assert done.code == 0, done
-        found: dict[str, Any] = json.loads(done.out)
-        return found
+        values: dict[str, Any] = json.loads(done.out)
+        return values
 
     def await_log(self, job: str, *texts: bytes) -> None:
         """Wait until the log of a job contains all of these texts."""
@@ -188,12 +188,12 @@ class Lab:
             again: Whether its other objects exist.
         """
         manifest = self.get(self.path(job))
-        made = operators.made_of(manifest, manifest["metadata"]["uid"])
-        for item in [*([] if again else made.objects), *made.pods]:
+        operated = operators.made_of(manifest, manifest["metadata"]["uid"])
+        for item in [*([] if again else operated.objects), *operated.pods]:
             with contextlib.suppress(KeyError):
                 del item["spec"]["schedulerName"]
             self.cluster.ask("POST", self.core(item["kind"]), item)
-        return [item["metadata"]["name"] for item in made.pods]
+        return [item["metadata"]["name"] for item in operated.pods]
 
     def phase(self, job: str, phase: str, **more: Any) -> None:
         """Write the operator's status of the job."""
@@ -302,8 +302,8 @@ def new_lab(request: pytest.FixtureRequest, folder: Path, engine: str) -> Lab:
 def cluster_of(request: pytest.FixtureRequest, engine: str) -> Cluster:
     """Return the cluster that has this engine."""
     name = "newer_cluster" if engine in ("job", "jobset") else "cluster"
-    found: Cluster = request.getfixturevalue(name)
-    return found
+    kube: Cluster = request.getfixturevalue(name)
+    return kube
 
 
 @pytest.fixture(params=["volcano", "mpi-operator", "job"])

@@ -113,8 +113,8 @@ class PodRunner:
 
     def _containers(self) -> list[dict[str, Any]]:
         filters = {"label": f"{LABEL}={self.lab.namespace}"}
-        found: list[dict[str, Any]] = self._engine.containers(all=True, filters=filters)
-        return found
+        listed: list[dict[str, Any]] = self._engine.containers(all=True, filters=filters)
+        return listed
 
     def _run(self) -> None:
         try:
@@ -295,7 +295,7 @@ class PodRunner:
         """Create the pods and start a container for each."""
         manifest = self._manifest(name)
         self._open_store()
-        found = self.lab.operate(name, again=self.attempts > 0)
+        pod_names = self.lab.operate(name, again=self.attempts > 0)
         self.attempts += 1
         objects = kubelet.Objects(
             [
@@ -306,7 +306,7 @@ class PodRunner:
         )
         # An MPIJob may request that its launcher, the first pod, starts after the workers.
         is_last = manifest["spec"].get("launcherCreationPolicy") == "WaitForWorkersReady"
-        pods = [*enumerate(found)]
+        pods = [*enumerate(pod_names)]
         for index, pod in [*pods[1:], pods[0]] if is_last else pods:
             item = self.lab.get(self.lab.core("Pod", pod))
             if index in self._held:
@@ -349,12 +349,12 @@ class PodRunner:
             },
             "NetworkingConfig": {"EndpointsConfig": {self.network: endpoint}},
         }
-        made = self._engine.create_container_from_config(config)["Id"]
-        self._engine.put_archive(made, "/", _volumes(started))
-        self._engine.start(made)
-        self._running[name] = made
+        container_id = self._engine.create_container_from_config(config)["Id"]
+        self._engine.put_archive(container_id, "/", _volumes(started))
+        self._engine.start(container_id)
+        self._running[name] = container_id
         self.lab.begin(name)
-        thread = threading.Thread(target=self._log, args=(name, made), daemon=True)
+        thread = threading.Thread(target=self._log, args=(name, container_id), daemon=True)
         thread.start()
         self._threads.append(thread)
 

@@ -116,8 +116,8 @@ class RealNode:
         return (self.folder / "kubelet.log").read_text(errors="replace")[-3000:]
 
     def _namespaces(self) -> list[str]:
-        found = self.cluster.ask("GET", "/api/v1/namespaces")["items"]
-        return [item["metadata"]["name"] for item in found]
+        namespaces = self.cluster.ask("GET", "/api/v1/namespaces")["items"]
+        return [item["metadata"]["name"] for item in namespaces]
 
     def _start_kubelet(self) -> None:
         network = self.engine.inspect_network("bridge")["IPAM"]["Config"][0]["Subnet"]

@@ -82,15 +82,15 @@ def test_the_api_server_keeps_every_field_that_is_applied(
     """No field of a manifest, or of the pods that the operator creates from it, is dropped."""
     cluster = cluster_of(request, engine)
     namespace = cluster.namespace()
-    made = build(engine, options, nodes=nodes)
-    own = requests.objects(made, b"key" * made.has_key)
-    body = copy.deepcopy(dict(made.body))
+    job_request = build(engine, options, nodes=nodes)
+    our_objects = requests.objects(job_request, b"key" * job_request.has_key)
+    body = copy.deepcopy(dict(job_request.body))
     body["metadata"]["namespace"] = namespace
     from_operator = operators.made_of(body)
     pods = [without_owner(item) for item in from_operator.pods]
     problems = [
         problem
-        for item in [*own, *from_operator.objects, *pods]
+        for item in [*our_objects, *from_operator.objects, *pods]
         for problem in missing(
             {k: v for k, v in item.items() if k != "metadata"}, applied(cluster, namespace, item)
         )
@@ -101,18 +101,18 @@ def test_the_api_server_keeps_every_field_that_is_applied(
 
 def without_owner(pod: dict[str, Any]) -> dict[str, Any]:
     """Return a pod without the reference to its owner, which does not exist."""
-    found = copy.deepcopy(pod)
-    found["metadata"].pop("ownerReferences")
-    return found
+    bare = copy.deepcopy(pod)
+    bare["metadata"].pop("ownerReferences")
+    return bare
 
 
 @pytest.fixture(scope="module")
 def openapi(cluster: Cluster) -> dict[str, Any]:
     """Return the server's own schemas, changed so that they reject unknown fields."""
     definitions = strict(cluster.ask("GET", "/openapi/v2")["definitions"])
-    for found in definitions.values():
-        if found.get("format") == "int-or-string":
-            found["type"] = ["integer", "string"]
+    for definition in definitions.values():
+        if definition.get("format") == "int-or-string":
+            definition["type"] = ["integer", "string"]
     return definitions
 
 
@@ -122,15 +122,18 @@ def schema_errors(openapi: dict[str, Any], item: dict[str, Any]) -> list[str]:
         "$ref": f"#/definitions/io.k8s.api.core.v1.{item['kind']}",
         "definitions": openapi,
     }
-    found = jsonschema.Draft202012Validator(schema).iter_errors(item)
-    return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in found]
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(item)
+    return [f"{'/'.join(map(str, error.path))}: {error.message}" for error in errors]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_kubernetes_itself_knows_every_field(engine: str, openapi: dict[str, Any]):
     """Core objects are validated strictly, even pod fields that no CRD of an operator checks."""
-    made = build(engine, EVERYTHING)
-    items = [*requests.objects(made, b"")[:-1], *operators.made_of(dict(made.body)).pods]
+    job_request = build(engine, EVERYTHING)
+    items = [
+        *requests.objects(job_request, b"")[:-1],
+        *operators.made_of(dict(job_request.body)).pods,
+    ]
 
     kinds = {"ConfigMap", "Secret", "Pod", *["Service"] * (engine in ("ms-operator", "job"))}
     assert {item["kind"] for item in items} == kinds
@@ -149,8 +152,8 @@ def test_fields_that_kubernetes_does_not_know_are_found(
     openapi: dict[str, Any], patch: dict[str, Any], message: str
 ):
     """Mistakes that a user can make in ``kubernetes.pod``."""
-    made = build("volcano", {"pod": {"spec": patch}})
-    (pod, *_) = operators.made_of(dict(made.body)).pods
+    job_request = build("volcano", {"pod": {"spec": patch}})
+    (pod, *_) = operators.made_of(dict(job_request.body)).pods
 
     assert any(message in problem for problem in schema_errors(openapi, pod))
 
@@ -159,8 +162,8 @@ def test_fields_that_kubernetes_does_not_know_are_found(
 def test_a_field_that_the_server_drops_is_found(request: pytest.FixtureRequest, engine: str):
     """Check the comparison itself, with a pod field that no version of Kubernetes has."""
     cluster = cluster_of(request, engine)
-    made = build(engine, {"pod": {"spec": {"hostNetwrk": True}}})
-    body = dict(made.body)
+    job_request = build(engine, {"pod": {"spec": {"hostNetwrk": True}}})
+    body = dict(job_request.body)
 
     problems = missing(body["spec"], applied(cluster, cluster.namespace(), body)["spec"])
 
@@ -325,11 +328,11 @@ def test_a_list_shows_the_same_status_as_status(lab: Lab):
     listed = json.loads(lab.run("list", "--json").out)
 
     states = [item["state"] for item in listed]
-    shown = [lab.status(job) for job in reversed(jobs)]
+    statuses = [lab.status(job) for job in reversed(jobs)]
     # These take longer to find, so a list has none of them.
-    found = [{**status, "phases": []} for status in shown]
-    assert [status.pop("git_commit") for status in found] == [""] * 3
-    assert listed == found
+    without_phases = [{**status, "phases": []} for status in statuses]
+    assert [status.pop("git_commit") for status in without_phases] == [""] * 3
+    assert listed == without_phases
     assert states == ["UNKNOWN", "PENDING", "RUNNING"]
 
 
@@ -396,8 +399,8 @@ def test_a_quota_that_blocks_the_job_is_named(volcano_lab: Lab):
     assert lab.status(job)["native_state"] == (
         "Pending (FailedCreate: pods is forbidden: exceeded quota: gpus)"
     )
-    shown = lab.run("events", job)
-    assert "FailedCreate: pods is forbidden: exceeded quota: gpus" in shown.out, shown
+    events = lab.run("events", job)
+    assert "FailedCreate: pods is forbidden: exceeded quota: gpus" in events.out, events
 
 
 def test_a_node_that_ran_out_of_memory_is_named_by_status(lab: Lab):
@@ -821,9 +824,9 @@ def test_doctor_names_the_missing_permissions_for_each_engine(volcano_lab: Lab):
 
     assert done.code == 1, done
     rows = {row["name"]: row for row in json.loads(done.out)}
-    found = rows["engine mpi-operator"]["found"]
-    assert found.startswith(f"not allowed in {lab.namespace}: create mpijobs.kubeflow.org, get ")
-    assert "list pods" not in found
+    text = rows["engine mpi-operator"]["found"]
+    assert text.startswith(f"not allowed in {lab.namespace}: create mpijobs.kubeflow.org, get ")
+    assert "list pods" not in text
     assert "create services" in rows["engine ms-operator"]["found"]
     assert rows["engine mpi-operator"]["is_needed"], "no engine is usable"
 
@@ -895,8 +898,8 @@ def test_the_remains_of_a_killed_submit_are_orphans(volcano_lab: Lab):
 
 def test_a_namesake_created_by_others_is_not_taken_for_our_job(cluster: Cluster, volcano_lab: Lab):
     """An object with the same name but without our label stays unchanged."""
-    made = build("volcano", nodes=1)
-    config = requests.objects(made, b"")[0]
+    job_request = build("volcano", nodes=1)
+    config = requests.objects(job_request, b"")[0]
     name = config["metadata"]["name"]
     other = {
         "apiVersion": "v1",

@@ -57,9 +57,9 @@ class ProxiedBackend:
 @pytest.fixture
 def proxied(volcano_lab: Lab, tmp_path: Path) -> Iterator[ProxiedBackend]:
     """A backend behind a proxy that can inject faults."""
-    made = ProxiedBackend(volcano_lab, tmp_path)
-    yield made
-    made.proxy.close()
+    backend = ProxiedBackend(volcano_lab, tmp_path)
+    yield backend
+    backend.proxy.close()
 
 
 def job_of(handle: str) -> str:
@@ -118,15 +118,19 @@ def test_fresh_keys_go_into_the_secret_of_a_job_with_temporary_ones(
 
 def test_an_object_of_another_job_is_not_taken_for_ours(proxied: ProxiedBackend):
     """If an object has our name but not our label, no job is made and our objects are removed."""
-    made = request.build(submission("volcano"), ENGINES["volcano"], proxied.lab.namespace)
-    other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": made.job_names.delivery}}
+    job_request = request.build(submission("volcano"), ENGINES["volcano"], proxied.lab.namespace)
+    other = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": job_request.job_names.delivery},
+    }
     proxied.lab.cluster.ask("POST", proxied.lab.core("Secret"), other)
 
     with pytest.raises(BackendError, match="already exists"):
         proxied.send()
 
-    assert proxied.lab.get(proxied.lab.path(made.job_names.name)) is None
-    assert proxied.lab.get(proxied.lab.core("ConfigMap", made.job_names.entry)) is None
+    assert proxied.lab.get(proxied.lab.path(job_request.job_names.name)) is None
+    assert proxied.lab.get(proxied.lab.core("ConfigMap", job_request.job_names.entry)) is None
 
 
 def test_a_job_that_cannot_be_created_leaves_no_services(mindspore_lab: Lab, tmp_path: Path):
@@ -152,8 +156,8 @@ def test_a_patch_that_conflicts_is_retried(proxied: ProxiedBackend):
     proxied.fail(Fault(status=409, body=json.dumps(body).encode()), "PATCH", "/configmaps")
     handle = proxied.send()
 
-    found = proxied.lab.get(proxied.lab.core("ConfigMap", f"{job_of(handle)}-entry"))
-    assert found["metadata"]["ownerReferences"]
+    entry_map = proxied.lab.get(proxied.lab.core("ConfigMap", f"{job_of(handle)}-entry"))
+    assert entry_map["metadata"]["ownerReferences"]
 
 
 def test_an_unreachable_server_is_reported_in_one_line(proxied: ProxiedBackend):
@@ -223,9 +227,9 @@ def test_a_list_whose_continuation_has_expired_is_read_from_its_beginning(
     proxied.fail(Fault(status=200, body=json.dumps(page).encode()), "GET", "/pods?limit")
     body = b'{"kind": "Status", "code": 410, "reason": "Expired"}'
     proxied.fail(Fault(status=410, body=body), "GET", "continue=then")
-    found = client.list(proxied.lab.core("Pod"), "looking for pods")
+    listed = client.list(proxied.lab.core("Pod"), "looking for pods")
 
-    assert [item["metadata"]["name"] for item in found["items"]] == pods
+    assert [item["metadata"]["name"] for item in listed["items"]] == pods
     assert len(proxied.proxy.seen("GET", "/pods?limit")) == 3
 
 

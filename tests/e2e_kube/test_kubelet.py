@@ -33,14 +33,14 @@ def real_node(
 ) -> Iterator[RealNode]:
     """A cluster with one real node."""
     cluster = Cluster(tmp_path_factory.mktemp("real-cluster"), has_nodes=True)
-    made = RealNode(cluster, engine, tmp_path_factory.mktemp("kubelet"), base_image)
+    node = RealNode(cluster, engine, tmp_path_factory.mktemp("kubelet"), base_image)
     with alone():
         try:
             cluster.start()
-            made.start()
-            yield made
+            node.start()
+            yield node
         finally:
-            made.stop()
+            node.stop()
             cluster.stop()
 
 
@@ -56,9 +56,9 @@ class RealLab(Lab):
         args = ["submit", "--config", "job.yaml", *([] if attached else ["--detach"])]
         args += ["--launcher", "python", "-e", "PRICE=5$(A)", "--secret", "TOKEN", "train.py"]
         process = self.start(*args, *arguments)
-        found: list[str] = []
-        while not found:
-            found = [item["metadata"]["name"] for item in self.get(self.path())["items"]]
+        names_now: list[str] = []
+        while not names_now:
+            names_now = [item["metadata"]["name"] for item in self.get(self.path())["items"]]
             assert process.poll() in (None, 0), self.end(process)
         if not attached:
             assert self.end(process).code == 0
@@ -67,7 +67,7 @@ class RealLab(Lab):
             Path(folder).chmod(0o777)
             for file in files:
                 Path(folder, file).chmod(0o666)
-        return RealJob(self, found[0], self.operate(found[0]), process)
+        return RealJob(self, names_now[0], self.operate(names_now[0]), process)
 
 
 class RealJob:
@@ -77,8 +77,8 @@ class RealJob:
         self.lab, self.job, self.pods, self.submitting = lab, job, pods, submitting
 
     def pod(self, node: int = 0) -> dict[str, Any]:
-        found: dict[str, Any] = self.lab.get(self.lab.core("Pod", self.pods[node])) or {}
-        return found
+        current: dict[str, Any] = self.lab.get(self.lab.core("Pod", self.pods[node])) or {}
+        return current
 
     def state(self, name: str = "cloudjob") -> dict[str, Any]:
         """Return the state of a container in the pod of node 0."""

@@ -93,9 +93,9 @@ def test_a_laptop_with_macos_submits_follows_and_cancels(
         cancelled = second.run("cancel", job)
 
     assert done.code == 0, done
-    shown = ["[0] hello", "[1] hello"]
-    assert sorted(done.out.splitlines()) == shown
-    assert sorted(first.run("logs", done.job).out.splitlines()) == shown
+    expected = ["[0] hello", "[1] hello"]
+    assert sorted(done.out.splitlines()) == expected
+    assert sorted(first.run("logs", done.job).out.splitlines()) == expected
     assert cancelled.code == 0, cancelled
     assert second.status(job)["state"] == "CANCELLED"
 

@@ -44,12 +44,12 @@ class Done:
 
     @property
     def job(self) -> str:
-        found = re.search(
+        match = re.search(
             r"(?:slurm|process)://\S*/([a-z0-9-]+)\b",
             self.err + self.out.decode("utf-8", "replace"),
         )
-        assert found, self
-        return found[1]
+        assert match, self
+        return match[1]
 
 
 @dataclass
@@ -208,12 +208,12 @@ _JOB_PREFIXES = ("cloudjob-", "prted.", "ompi.")
 
 def left_on_nodes(cluster: Slurm) -> dict[str, list[str]]:
     """Return what jobs left in /tmp of the nodes, after up to 5 s to clean up."""
-    found: dict[str, list[str]] = {}
+    left_on: dict[str, list[str]] = {}
     end = time.monotonic() + 5
     while True:
         for node in cluster.nodes:
             listed = cluster.run("ls", "/tmp", node=node).split()
-            found[node] = [name for name in listed if name.startswith(_JOB_PREFIXES)]
-        if not any(found.values()) or time.monotonic() > end:
-            return {node: names for node, names in found.items() if names}
+            left_on[node] = [name for name in listed if name.startswith(_JOB_PREFIXES)]
+        if not any(left_on.values()) or time.monotonic() > end:
+            return {node: names for node, names in left_on.items() if names}
         time.sleep(0.1)

@@ -243,8 +243,8 @@ time.sleep(300)
 
 def processes(text: str) -> list[int]:
     """Return the processes whose command line contains a text."""
-    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return [pid for pid in found if text in read(pid, "cmdline")]
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [pid for pid in numbers if text in read(pid, "cmdline")]
 
 
 def read(pid: int, name: str) -> str:

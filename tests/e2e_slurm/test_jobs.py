@@ -131,14 +131,14 @@ MPI.COMM_WORLD.Barrier()
     job = cloud.detach(*SIZE, "train.py")
     cloud.await_results(*(f"up-{rank}" for rank in range(4)))
 
-    def found():
+    def stacks_now():
         done = cloud.run("stacks", "--json", job)
         assert done.code == 0, done
         return json.loads(done.out)
 
-    poll(lambda: found()["odd_ranks"] == [3], lambda: str(found()))
+    poll(lambda: stacks_now()["odd_ranks"] == [3], lambda: str(stacks_now()))
 
-    odd, waiting = found()["groups"]
+    odd, waiting = stacks_now()["groups"]
     assert [frame["function"] for frame in odd["frames"]] == ["load", "<module>"]
     assert odd["does"] == "sleeping"
     assert (waiting["ranks"], waiting["does"]) == ([0, 1, 2], "waiting for other ranks")
@@ -187,9 +187,9 @@ if rank == 0:
     job = cloud.detach(*SIZE, *options, "--secret", "TOKEN", "train.py")
     cloud.await_results(*(f"rank-{rank}" for rank in range(4)))
     number = cloud.number(job)
-    shown = cloud.slurm.run("scontrol", "show", "job", "-d", number)
-    shown += cloud.slurm.run("scontrol", "write", "batch_script", number, "-")
-    shown += cloud.slurm.run("ps", "-eww", "-o", "args")
+    everything = cloud.slurm.run("scontrol", "show", "job", "-d", number)
+    everything += cloud.slurm.run("scontrol", "write", "batch_script", number, "-")
+    everything += cloud.slurm.run("ps", "-eww", "-o", "args")
     folder = cloud.job_folder(job)
     paths = (folder, folder / "env", folder / "ssh-key")
     modes = [stat.S_IMODE(path.stat().st_mode) for path in paths]
@@ -203,8 +203,8 @@ if rank == 0:
     expected = {**values, "TOKEN": "s3cr3t, with blanks", "MA_STRAY": None}
     for rank in range(4):
         assert json.loads((cloud.results / f"rank-{rank}").read_text()) == expected
-    assert "s3cr3t" not in shown
-    assert "train.py" in shown
+    assert "s3cr3t" not in everything
+    assert "train.py" in everything
     assert modes == [0o700, 0o600, 0o600]
     assert not {"env", "ssh-key", "ssh-key.pub"} & names
 
@@ -235,8 +235,8 @@ def test_a_cancelled_job_gets_its_grace_period(cloud):
     assert {path.name for path in cloud.results.glob("saved-*")} == {
         f"saved-{rank}" for rank in range(4)
     }
-    shown = cloud.slurm.run("scontrol", "--oneliner", "show", "job", cloud.number(job))
-    assert "JobState=CANCELLED" in shown
+    details = cloud.slurm.run("scontrol", "--oneliner", "show", "job", cloud.number(job))
+    assert "JobState=CANCELLED" in details
 
 
 def test_cancel_now_skips_the_grace_period(cloud):
@@ -340,9 +340,9 @@ def test_a_list_of_many_jobs_asks_slurm_once(cloud):
 
     calls = (folder / "asked").read_text().split()
     assert calls == ["squeue"]
-    found = [{**cloud.status(job), "phases": []} for job in reversed(jobs)]
-    assert [status.pop("git_commit") for status in found] == [""] * len(jobs)
-    assert listed == found
+    statuses = [{**cloud.status(job), "phases": []} for job in reversed(jobs)]
+    assert [status.pop("git_commit") for status in statuses] == [""] * len(jobs)
+    assert listed == statuses
     states = [item["state"] for item in listed]
     assert states == ["UNKNOWN", "PENDING", "PENDING", "RUNNING"]
 

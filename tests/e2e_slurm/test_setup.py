@@ -79,10 +79,10 @@ def test_the_script_runs_with_the_python_that_setup_puts_first_on_the_path(cloud
         done.append(cloud.submit("--config", "job.yaml", *size, "train.py", name))
 
     assert [each.code for each in done] == [0, 0, 0], done
-    found = {path.name: path.read_text() for path in cloud.results.iterdir()}
-    assert found["rank-0-conda"] == found["rank-1-conda"] == str(python)
-    assert found["rank-0-named"] == found["rank-1-named"] == "/usr/bin/python3"
-    assert found["rank-0-same"].startswith(str(cloud.home.parents[0].anchor))
-    assert "conda" not in found["rank-0-same"]
+    texts = {path.name: path.read_text() for path in cloud.results.iterdir()}
+    assert texts["rank-0-conda"] == texts["rank-1-conda"] == str(python)
+    assert texts["rank-0-named"] == texts["rank-1-named"] == "/usr/bin/python3"
+    assert texts["rank-0-same"].startswith(str(cloud.home.parents[0].anchor))
+    assert "conda" not in texts["rank-0-same"]
     text = f"slurm.setup selects {python}, which runs the script instead of"
     assert [done[0].err.count(text), done[1].err.count(text), done[2].err.count(text)] == [1, 0, 0]

@@ -48,8 +48,8 @@ def bucket(cloud, cluster):
     try:
         server.start()
         cloud.environ.update(client_environ(server.endpoint))
-        given = (f"{name}={value}" for name, value in server.environ.items())
-        cluster.run("env", *given, sys.executable, "-c", CREATE_BUCKET, "jobs")
+        variables = (f"{name}={value}" for name, value in server.environ.items())
+        cluster.run("env", *variables, sys.executable, "-c", CREATE_BUCKET, "jobs")
         yield "s3://jobs/team"
     finally:
         server.kill()

@@ -309,17 +309,17 @@ class Cloud:
         return value
 
     def jobs(self) -> list[str]:
-        found = {path.name for path in self.home.glob("process/*")}
+        runs = {path.name for path in self.home.glob("process/*")}
         stored = {path.name for path in self.home.glob("store/*") if path.is_dir()}
         # Layers do not belong to one job: a failed submit may leave them for the next one. The
         # folder ``jobs`` has a description of each job.
-        return sorted(found | (stored - {"layers", "claims", "sweeps", "jobs"}))
+        return sorted(runs | (stored - {"layers", "claims", "sweeps", "jobs"}))
 
     def processes(self) -> dict[int, tuple[str, ...]]:
         """Return this test's job processes, found by environment, arguments or working folder."""
         marks = [os.fsencode(self.home) + b"/process", os.fsencode(self.results)]
         marks += [b"cloudjob-" + os.fsencode(job) for job in self.jobs()]
-        found = {}
+        argv_of = {}
         for pid in pids():
             if pid == os.getpid():
                 continue
@@ -329,22 +329,22 @@ class Cloud:
                 texts.append(os.fsencode(Path(f"/proc/{pid}/cwd").readlink()) + b"/")
             is_own = any(run.process.pid == pid for run in self.started)
             if not is_own and any(mark in text for text in texts for mark in marks):
-                found[pid] = tuple(cmdline.decode("utf-8", "replace").split("\0")[:-1])
-        return found
+                argv_of[pid] = tuple(cmdline.decode("utf-8", "replace").split("\0")[:-1])
+        return argv_of
 
     def find(self, matches: Callable[[int, tuple[str, ...]], bool]) -> list[int]:
         return sorted(pid for pid, argv in self.processes().items() if matches(pid, argv))
 
     def wrappers(self) -> dict[int, int]:
         """Return the process id of each rank wrapper, by rank."""
-        found = {}
+        pid_of = {}
         for pid in self.find(lambda _, argv: "--rank" in argv):
             text = read_proc(pid, "environ")
             match = re.search(rb"(?:\A|\0)OMPI_COMM_WORLD_RANK=(\d+)\0", text)
             # mpirun and its daemons have --rank in their arguments, too, but not this variable.
             if match:
-                found[int(match[1])] = pid
-        return found
+                pid_of[int(match[1])] = pid
+        return pid_of
 
     def mpiruns(self) -> list[int]:
         names = {"mpirun", "prterun", "orterun"}
@@ -362,29 +362,31 @@ class Cloud:
         return remaining
 
     def _remaining_now(self) -> list[str]:
-        found = [f"process {pid}: {' '.join(argv)[:300]}" for pid, argv in self.processes().items()]
+        remaining = [
+            f"process {pid}: {' '.join(argv)[:300]}" for pid, argv in self.processes().items()
+        ]
         for job in self.jobs():
             run_dir = run_dir_of(job)
             if run_dir.exists():
-                found.append(f"folder {run_dir}")
-        return found
+                remaining.append(f"folder {run_dir}")
+        return remaining
 
     def kill_remaining(self) -> list[str]:
         """Kill all remaining processes and return them, including commands of the test itself."""
-        found = [
+        killed = [
             f"command {run.process.args!r}" for run in self.started if run.process.poll() is None
         ]
         for run in self.started:
             if run.process.poll() is None:
                 run.process.kill()
                 run.process.wait()
-        remaining = self._remaining_now() if found else self.leftovers()
+        remaining = self._remaining_now() if killed else self.leftovers()
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         for job in self.jobs():
             shutil.rmtree(run_dir_of(job), ignore_errors=True)
-        return found + remaining
+        return killed + remaining
 
 
 # -- helpers ----------------------------------------------------------------------------------
@@ -439,9 +441,9 @@ def _tail(text: bytes, size: int = 4000) -> str:
 
 @functools.cache
 def _mpis() -> tuple[Mpi, ...]:
-    given = os.environ.get("CLOUDJOB_TEST_MPIRUNS")
-    if given:
-        paths = [Path(text) for text in given.split(":") if text]
+    listed = os.environ.get("CLOUDJOB_TEST_MPIRUNS")
+    if listed:
+        paths = [Path(text) for text in listed.split(":") if text]
     else:
         paths = [path for path in (BIN / "mpirun", Path("/usr/bin/mpirun")) if path.exists()]
     return tuple(Mpi(path, _version(path)) for path in paths)

@@ -24,9 +24,9 @@ def test_the_status_of_a_sweep_shows_its_jobs_with_their_values(cloud):
         [f"{sweep}-0", "SUCCEEDED", "lr=0.1"],
         [f"{sweep}-1", "FAILED", "lr=0.01"],
     ]
-    found = json.loads(cloud.cli("status", "--json", sweep).out)
-    assert found["sweep"] == sweep
-    assert [each["state"] for each in found["jobs"]] == ["SUCCEEDED", "FAILED"]
+    values = json.loads(cloud.cli("status", "--json", sweep).out)
+    assert values["sweep"] == sweep
+    assert [each["state"] for each in values["jobs"]] == ["SUCCEEDED", "FAILED"]
 
 
 def test_diff_names_files_and_shows_values_as_they_were_given(cloud):

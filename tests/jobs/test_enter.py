@@ -66,15 +66,15 @@ def test_a_shell_has_a_terminal_on_the_node(cloud, job):
     shell = cloud.start("shell", "--node", "1", job, **streams, start_new_session=True)
     os.close(terminal)
     os.write(controller, b'tty && echo "on $(hostname), $((40 + 2))"; exit 5\n')
-    shown = b""
+    output = b""
     while True:
         try:
-            shown += os.read(controller, 4096)
+            output += os.read(controller, 4096)
         except OSError:  # the terminal has no process any more
             break
 
-    assert shell.end().code == 5, shown
-    assert f"on ma-job-{job}-worker-1, 42".encode() in shown
+    assert shell.end().code == 5, output
+    assert f"on ma-job-{job}-worker-1, 42".encode() in output
 
 
 REFUSALS = [

@@ -197,9 +197,9 @@ def test_ranks_use_only_the_gpus_visible_to_the_shell(cloud, gpus, expected):
     done = cloud.submit("--config", "job.yaml", "--nodes", "2", cloud.script(DUMP))
 
     assert done.code == 0, done
-    found = environments(cloud, 2)
-    assert [rank["CUDA_VISIBLE_DEVICES"].decode() for rank in found] == expected
-    assert [rank["MA_NUM_GPUS"].decode() for rank in found] == [str(gpus)] * 2
+    ranks = environments(cloud, 2)
+    assert [rank["CUDA_VISIBLE_DEVICES"].decode() for rank in ranks] == expected
+    assert [rank["MA_NUM_GPUS"].decode() for rank in ranks] == [str(gpus)] * 2
 
 
 def test_the_users_choice_of_gpus_reaches_the_ranks(cloud):
@@ -317,24 +317,24 @@ await_file("go")
 
 def files_with(folder, text):
     """Return the files below ``folder`` that contain ``text``."""
-    found = []
+    paths = []
     for path in Path(folder).rglob("*"):
         with contextlib.suppress(OSError):
             if path.is_file() and not path.is_symlink() and text in path.read_bytes():
-                found.append(str(path))
-    return found
+                paths.append(str(path))
+    return paths
 
 
 def argvs_with(text):
     """Return the processes of this host whose command lines contain ``text``."""
-    found = []
+    argvs = []
     for pid in (path.name for path in Path("/proc").iterdir()):
         if pid.isdecimal() and int(pid) != os.getpid():
             with contextlib.suppress(OSError):
                 cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if text in cmdline:
-                    found.append((pid, cmdline[:300]))
-    return found
+                    argvs.append((pid, cmdline[:300]))
+    return argvs
 
 
 @pytest.mark.every_mpi
@@ -426,17 +426,17 @@ def test_secrets_are_masked_in_logs_failures_and_records(cloud):
     assert done.code == 1, done
     # Rank 0 may be terminated before it prints.
     assert b"[1] token *** end" in done.lines, done
-    shown = [
+    outputs = [
         done,
         *(
             cloud.cli(*arguments, done.job)
             for arguments in (["logs"], ["status"], ["status", "--json"])
         ),
     ]
-    for each in shown:
+    for each in outputs:
         assert SECRET not in each.out + each.err, each
     assert b"ValueError: bad token ***" in done.err, done
-    assert b"ValueError: bad token ***" in shown[-1].out, shown[-1]
+    assert b"ValueError: bad token ***" in outputs[-1].out, outputs[-1]
     assert b"token " + SECRET + b" end\n" in cloud.raw(done.job, 1)
     (record,) = cloud.home.rglob("record/exit.json")
     assert b"bad token ***" in record.read_bytes()
@@ -450,7 +450,7 @@ def test_secrets_in_arguments_and_variables_are_masked_and_reach_the_job_exactly
     arguments = ["--secret", "TOKEN", "-e", f"URL=x:{secret}"]
 
     done = cloud.submit(*arguments, script, f"x:{secret}", env=env)
-    shown = [
+    outputs = [
         done,
         cloud.cli("submit", *arguments, "--dry-run", script, f"x:{secret}", env=env),
         cloud.cli("submit", *arguments, "--dry-run", "--json", script, f"x:{secret}", env=env),
@@ -462,7 +462,7 @@ def test_secrets_in_arguments_and_variables_are_masked_and_reach_the_job_exactly
 
     assert (done.code, done.lines) == (0, [b"[0] True"]), done
     assert b"the value of TOKEN is in arguments or variables" in done.err, done
-    for each in shown:
+    for each in outputs:
         assert each.code == 0, each
         assert value not in each.out + each.err, each
     cloud.await_cleanup()
@@ -511,13 +511,13 @@ def test_the_heads_variables_reach_ranks_of_a_worker_without_them(cloud, ugly_va
     script = cloud.script(DUMP).encode()
     (folder / "key").write_text("the key of the job")
     entry = Path(__file__).parents[2] / "cloudjob" / "jobentry.pyz"
-    own = []
+    workers = []
     for index, host in enumerate(hosts):
         home = folder / host
         (home / "tmp").mkdir(parents=True)
         (home / "code").mkdir()
         (home / "code" / "job.py").write_bytes((cloud.source / "job.py").read_bytes())
-        own.append(
+        workers.append(
             {
                 "HOME": str(home),
                 "MA_HOME": str(home),
@@ -543,7 +543,7 @@ def test_the_heads_variables_reach_ranks_of_a_worker_without_them(cloud, ugly_va
         carried[f"{prefix}{name}"] = value
     forwarded_names = " ".join(name for name in carried if name.startswith("MINE_"))
     head = {
-        **own[0],
+        **workers[0],
         **carried,
         "PATH": cloud.mpi.path,
         "RESULTS": str(cloud.results),
@@ -552,11 +552,11 @@ def test_the_heads_variables_reach_ranks_of_a_worker_without_them(cloud, ugly_va
     command = [sys.executable, "-I", "-S", entry, script]
     worker_log = (cloud.folder / "worker.log").open("wb")
     worker = subprocess.Popen(
-        command, env=own[1], cwd=own[1]["HOME"], stdout=worker_log, stderr=worker_log
+        command, env=workers[1], cwd=workers[1]["HOME"], stdout=worker_log, stderr=worker_log
     )
     try:
         done = subprocess.run(
-            command, env=head, cwd=own[0]["HOME"], capture_output=True, timeout=60
+            command, env=head, cwd=workers[0]["HOME"], capture_output=True, timeout=60
         )
         code = worker.wait(20)
     finally:

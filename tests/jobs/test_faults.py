@@ -217,8 +217,8 @@ class Case:
     def leftovers(self) -> list[str]:
         """Return the files and processes that must not be left when all jobs have ended."""
         home = self.cloud.home
-        found = [*self.temporary.iterdir(), *home.glob("process/*/node-?/")]
-        return [*map(str, found), *self.cloud.leftovers()]
+        paths = [*self.temporary.iterdir(), *home.glob("process/*/node-?/")]
+        return [*map(str, paths), *self.cloud.leftovers()]
 
 
 @pytest.fixture
@@ -237,20 +237,20 @@ def case(
         if disk is not None:
             cloud.remove_home()
             cloud.home.symlink_to(disk / "home")
-        made = Case(cloud, stage, disk / "tmp" if disk else folder)
-        cases.append(made)
+        new_case = Case(cloud, stage, disk / "tmp" if disk else folder)
+        cases.append(new_case)
         if stage in GATES:
             server: Server = request.getfixturevalue("seaweedfs")
-            made.use(server, new_bucket(server), fault_proxy(server))
+            new_case.use(server, new_bucket(server), fault_proxy(server))
         if fault:
-            made.break_store(fault)
+            new_case.break_store(fault)
         else:
-            made.begin()
-        return made
+            new_case.begin()
+        return new_case
 
     yield make
-    for made in cases:
-        made.release()
+    for each in cases:
+        each.release()
     cloud.kill_remaining()
     shutil.rmtree(folder)
 

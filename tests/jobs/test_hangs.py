@@ -52,13 +52,13 @@ def messages(cloud, job):
 def await_report(cloud, poll, job):
     """Return the messages from the report of a hang on."""
 
-    def found():
+    def report():
         lines = messages(cloud, job)
         starts = [n for n, line in enumerate(lines) if line.startswith("the job ")]
         return lines[starts[0] :] if starts and len(lines) > starts[0] + 1 else []
 
-    poll(found, lambda: f"the report of a hang in {messages(cloud, job)}")
-    return found()
+    poll(report, lambda: f"the report of a hang in {messages(cloud, job)}")
+    return report()
 
 
 def test_the_rank_that_is_stuck_is_named_with_its_line_until_the_job_moves(cloud, start, poll):
@@ -84,8 +84,8 @@ def stuck():
     hang = cloud.status(job)["hang"]
     assert (hang["rule"], hang["confidence"], hang["ranks"]) == ("one-idle", "high", [2])
     assert hang["message"].startswith("rank 2 on node 1 is stuck in stuck() at job.py:")
-    shown = cloud.cli("status", job).out.decode()
-    assert f"hang     {hang['message'].rpartition(',')[0]}" in shown
+    printed = cloud.cli("status", job).out.decode()
+    assert f"hang     {hang['message'].rpartition(',')[0]}" in printed
 
     os.close(os.open(cloud.results / "pipe", os.O_RDWR))
     poll(

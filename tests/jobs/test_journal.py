@@ -88,16 +88,19 @@ while not os.path.exists(f"{results}/go"): time.sleep(0.05)
     )
     job = tracking.find(cloud.home, running.job)
 
-    def found(name: str) -> Any:
+    def phase_of(name: str) -> Any:
         return next((phase for phase in job.journals().phases if phase.name == name), None)
 
-    poll(lambda: found("checkpoint"), "a save of the outputs")
+    poll(lambda: phase_of("checkpoint"), "a save of the outputs")
     (cloud.results / "go").touch()
     assert running.end().code == 0
 
-    assert (found("input DATA").done_bytes, found("input DATA").total_bytes) == (70_000, 70_000)
-    assert found("checkpoint").done_bytes == 50_000
-    assert found("outputs").ended_at is not None
+    assert (phase_of("input DATA").done_bytes, phase_of("input DATA").total_bytes) == (
+        70_000,
+        70_000,
+    )
+    assert phase_of("checkpoint").done_bytes == 50_000
+    assert phase_of("outputs").ended_at is not None
 
 
 def test_a_node_that_is_killed_leaves_what_its_log_holds(cloud: Any):
@@ -136,12 +139,12 @@ if rank == 0:
     assert {tuple(line.split()[:3]) for line in table.splitlines()[1:5]} == {
         (name, "rank", rank) for name in ("loss", "lr") for rank in "01"
     }
-    shown = json.loads(cloud.cli("metrics", "--json", "--metric", "speed=speed=(.)", done.job).out)
-    found = {(point["name"], point["rank"], point["step"]): point["value"] for point in shown}
-    assert found["loss", 1, 2] == 1.333
-    assert found["lr", 0, 20] == 0.1
-    assert found["speed", 0, 1] == 1.0
-    assert found["acc", None, 7] == 0.5
+    points = json.loads(cloud.cli("metrics", "--json", "--metric", "speed=speed=(.)", done.job).out)
+    value_of = {(point["name"], point["rank"], point["step"]): point["value"] for point in points}
+    assert value_of["loss", 1, 2] == 1.333
+    assert value_of["lr", 0, 20] == 0.1
+    assert value_of["speed", 0, 1] == 1.0
+    assert value_of["acc", None, 7] == 0.5
     csv = cloud.cli("metrics", "--csv", done.job).out.decode().splitlines()
     assert csv[0] == "name,rank,step,value,at,source,is_detected"
     assert len(csv) == 1 + 2 * 3 * 2 + 1

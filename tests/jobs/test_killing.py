@@ -181,7 +181,7 @@ def test_a_worker_that_is_killed_while_it_stores_its_outputs_fails_the_job(cloud
 def entry(cloud, job, node):
     """Return the process id of a node's entry."""
     keeper = cloud.state(job)["nodes"][node]["process"]
-    (found,) = [
+    (process,) = [
         pid
         for pid, argv in cloud.processes().items()
         if argv[-1:] == ("job.py",)
@@ -190,7 +190,7 @@ def entry(cloud, job, node):
         and any("/entry/" in argument for argument in argv)
         and _parent(pid) == keeper
     ]
-    return found
+    return process
 
 
 def is_open(pid, name):

@@ -83,26 +83,26 @@ def submit_arguments(cloud, launcher):
         cloud.write("job.py", PRELUDE + text)
         program = ("python3", "job.py") if launcher == "command" else ("job.py",)
         nodes, ranks = map(str, size or (2, slots_of(launcher)))
-        found: list[str | bytes] = ["--nodes", nodes, "--procs-per-node", ranks]
+        options: list[str | bytes] = ["--nodes", nodes, "--procs-per-node", ranks]
         if launcher == "mpich":
             cloud.environ["PATH"] = f"{os.environ['CLOUDJOB_TEST_MPICH']}/usr/bin:{SYSTEM_PATH}"
-            return [*found, "--launcher", "mpirun", *program, *args]
+            return [*options, "--launcher", "mpirun", *program, *args]
         if launcher in HEAVY:
             python = os.environ[f"CLOUDJOB_TEST_{HEAVY[launcher].upper()}"]
             cloud.write("job.yaml", f"process: {{python: {python}}}\n")
-            found += ["--config", "job.yaml"]
+            options += ["--config", "job.yaml"]
         if launcher == "rank-table":
             devices = " ".join(f"{index}=192.168.{index}.1" for index in range(int(ranks)))
             lines = [f"10.0.0.{node} {devices}" for node in range(int(nodes))]
             cloud.write("job.yaml", f"mindspore: {{device_target: Ascend, devices: {lines}}}\n")
-            found += ["--config", "job.yaml"]
+            options += ["--config", "job.yaml"]
         if launcher == "horovod-elastic":
             # As with the other launchers, every node is required; missing nodes fail the job soon.
-            found += ["--min-nodes", nodes, "--start-timeout-min", "0.5"]
+            options += ["--min-nodes", nodes, "--start-timeout-min", "0.5"]
         if launcher == "horovod":
             # Only Debian's Open MPI, which Horovod is built for.
             cloud.environ["PATH"] = SYSTEM_PATH
-        return [*found, "--launcher", launcher, *program, *args]
+        return [*options, "--launcher", launcher, *program, *args]
 
     return make
 
@@ -137,17 +137,17 @@ print("rank", rank, os.path.exists("job.py"), os.environ["PWD"] == os.getcwd(), 
     results = cloud.results_written()
     for rank in ranks:
         assert cloud.raw(done.job, rank) == b"rank %d True True True\n" % rank
-        own = results[f"args-{rank}"].split(b"\0")
+        answer = results[f"args-{rank}"].split(b"\0")
         if launcher == "pytorch-modelarts":
-            assert own[1].startswith(b"tcp://ma-job-")
+            assert answer[1].startswith(b"tcp://ma-job-")
             place = [b"--rank", b"%d" % rank, b"--world_size", b"%d" % size[0]]
-            assert [own[0], *own[2:6]] == [b"--init_method", *place]
-            own = own[6:]
+            assert [answer[0], *answer[2:6]] == [b"--init_method", *place]
+            answer = answer[6:]
         if launcher == "tensorflow-ps":
-            assert own[:4] == [b"--task_index", b"%d" % rank, b"--job_name", b"worker"]
-            assert (own[4], own[6]) == (b"--ps_hosts", b"--worker_hosts")
-            own = own[8:]
-        assert own == [os.fsencode(argument) for argument in args]
+            assert answer[:4] == [b"--task_index", b"%d" % rank, b"--job_name", b"worker"]
+            assert (answer[4], answer[6]) == (b"--ps_hosts", b"--worker_hosts")
+            answer = answer[8:]
+        assert answer == [os.fsencode(argument) for argument in args]
         for name, value in ugly_values.items():
             assert results[f"{rank}-UGLY_{name}"] == value, name
 
@@ -365,12 +365,12 @@ def test_the_launcher_chosen_by_the_imports_is_reported_and_recorded(cloud):
 def test_a_dry_run_shows_the_chosen_launcher(cloud):
     cloud.write("job.py", "import torch.distributed")
 
-    found = cloud.submit("--dry-run", "--json", "job.py")
+    dry_run = cloud.submit("--dry-run", "--json", "job.py")
     named = cloud.submit("--dry-run", "--json", "--launcher", "python", "job.py")
 
-    assert found.err == b"launcher torchrun: job.py imports torch.distributed\n"
-    assert json.loads(found.out)["submission"]["launcher"] == "torchrun"
-    assert "torch.distributed.run" in json.loads(found.out)["plans"][0]["argv"]
+    assert dry_run.err == b"launcher torchrun: job.py imports torch.distributed\n"
+    assert json.loads(dry_run.out)["submission"]["launcher"] == "torchrun"
+    assert "torch.distributed.run" in json.loads(dry_run.out)["plans"][0]["argv"]
     assert named.err == b""
     assert json.loads(named.out)["submission"]["launcher"] == "python"
 

@@ -237,9 +237,9 @@ def test_node_and_rank_filters_select_lines(cloud):
     job = done.job
 
     def ranks(*arguments):
-        shown = cloud.cli("logs", *arguments, job)
-        assert shown.code == 0, shown
-        return sorted(line for line in shown.lines)
+        answer = cloud.cli("logs", *arguments, job)
+        assert answer.code == 0, answer
+        return sorted(line for line in answer.lines)
 
     lines = [b"[%d] line of %d" % (rank, rank) for rank in range(4)]
     assert ranks() == lines
@@ -254,11 +254,11 @@ def test_node_and_rank_filters_select_lines(cloud):
 def test_an_unknown_node_or_rank_is_an_error(cloud, arguments):
     done = cloud.submit("--nodes", "2", "--procs-per-node", "2", cloud.script(""))
 
-    shown = cloud.cli("logs", *arguments, done.job)
+    answer = cloud.cli("logs", *arguments, done.job)
 
-    assert shown.code == 2, shown
-    assert b"error: " in shown.err, shown
-    assert b"Traceback" not in shown.err
+    assert answer.code == 2, answer
+    assert b"error: " in answer.err, answer
+    assert b"Traceback" not in answer.err
 
 
 def test_output_of_grandchildren_is_in_the_log(cloud):

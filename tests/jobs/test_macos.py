@@ -153,8 +153,8 @@ def test_the_console_shows_the_jobs(mac: Mac):
     process = subprocess.Popen(command, env=mac.environ, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        shown = iter(process.stderr.readline, "")
-        url = next(filter(None, (re.search(r"http://\S+", line) for line in shown)))
+        lines = iter(process.stderr.readline, "")
+        url = next(filter(None, (re.search(r"http://\S+", line) for line in lines)))
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         browser.open(url.group(), timeout=60).close()
         with browser.open(url.group().partition("/login")[0], timeout=60) as page:
@@ -262,18 +262,18 @@ def test_the_next_emulator_ends_the_store_of_one_that_was_killed(mac: Mac):
 
 def is_running(process: int) -> bool:
     command = ["ps", "-o", "stat=", "-p", str(process)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return bool(found) and not found.startswith("Z")
+    state = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return bool(state) and not state.startswith("Z")
 
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
     """An API server with Volcano that grants all permissions and runs jobs at once."""
-    made = FakeApi()
-    made.objects["/version"] = {"gitVersion": "v1.30"}
-    made.objects["/apis/batch.volcano.sh/v1alpha1"] = {"resources": [{"name": "jobs"}]}
+    fake = FakeApi()
+    fake.objects["/version"] = {"gitVersion": "v1.30"}
+    fake.objects["/apis/batch.volcano.sh/v1alpha1"] = {"resources": [{"name": "jobs"}]}
     queue = "/apis/scheduling.volcano.sh/v1beta1/queues/default"
-    made.objects[queue] = {"status": {"state": "Open"}}
+    fake.objects[queue] = {"status": {"state": "Open"}}
 
     def change(path: str, body: dict[str, Any]) -> None:
         if "accessreviews" in path:
@@ -289,12 +289,12 @@ def api() -> Iterator[FakeApi]:
                 state = {"running": {"startedAt": at}}
                 containers = [{"name": "cloudjob", "state": state}]
                 pod["status"] = {"phase": "Running", "containerStatuses": containers}
-                made.objects[f"{PODS}/{name}"] = pod
-                made.logs[name] = b"[0] epoch 1\n"
+                fake.objects[f"{PODS}/{name}"] = pod
+                fake.logs[name] = b"[0] epoch 1\n"
 
-    made.on_change = change
-    yield made
-    made.close()
+    fake.on_change = change
+    yield fake
+    fake.close()
 
 
 def test_a_job_is_submitted_to_kubernetes_and_shown(mac: Mac, api: FakeApi):

@@ -217,11 +217,11 @@ def test_the_quick_start_has_the_same_losses_on_every_rank(cloud):
     assert done.code == 0, done
     losses: dict[int, list[float]] = {}
     for line in done.lines:
-        found = re.match(rb"\[(\d)\] rank \1 of 4 epoch \d step \d loss ([\d.]+)", line)
-        if found:
-            losses.setdefault(int(found[1]), []).append(float(found[2]))
+        match = re.match(rb"\[(\d)\] rank \1 of 4 epoch \d step \d loss ([\d.]+)", line)
+        if match:
+            losses.setdefault(int(match[1]), []).append(float(match[2]))
     assert sorted(losses) == [0, 1, 2, 3], done
-    assert all(found == losses[0] for found in losses.values()), losses
+    assert all(match == losses[0] for match in losses.values()), losses
     assert len(losses[0]) == 20
     assert losses[0] == sorted(losses[0], reverse=True)
     [expected] = re.findall(
@@ -358,9 +358,9 @@ def test_the_presets_of_the_emulator_run_mindspore():
         jobs = [create(1, 2, ""), create(2, 1, "msrun")]
         logs = []
         for job in jobs:
-            found = api.await_phase(job, limit_s=LIMIT_S)
+            details = api.await_phase(job, limit_s=LIMIT_S)
             logs.append(api.log(job) + api.log(job, 1))
-            assert found["status"]["phase"] == "Completed", logs[-1]
+            assert details["status"]["phase"] == "Completed", logs[-1]
 
     for rank in (0, 1):
         assert f"rank {rank} of 2 device {rank} value 2.0 True" in logs[0], logs

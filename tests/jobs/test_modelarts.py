@@ -420,7 +420,7 @@ def test_a_lost_node_is_a_platform_failure(
         emulated_cloud.script('write_result(f"up-{rank}"); time.sleep(60)'),
     )
     emulated_cloud.await_results("up-0", "up-1")
-    native = next(found for found in jobs_of(emulated_cloud, job))["metadata"]["id"]
+    native = next(item for item in jobs_of(emulated_cloud, job))["metadata"]["id"]
     fault("lose-node", "--job", native, "--node", "1")
     done = emulated_cloud.cli("wait", job, limit_s=120)
 
@@ -459,11 +459,11 @@ def test_a_missing_emulator_is_reported_with_a_hint(emulated_cloud: Any):
 
 def test_doctor_checks_the_service(emulated_cloud: Any):
     done = emulated_cloud.cli("doctor", "--backend", "modelarts", "--json")
-    found = {check["name"]: check for check in json.loads(done.out)}
+    check_of = {check["name"]: check for check in json.loads(done.out)}
 
     assert done.code == 0, done
-    assert "4 flavors: " in found["flavor"]["found"] or "flavors" in found["flavor"]["found"]
-    assert found["bucket"]["is_ok"]
+    assert "4 flavors: " in check_of["flavor"]["found"] or "flavors" in check_of["flavor"]["found"]
+    assert check_of["bucket"]["is_ok"]
 
 
 # -- many jobs ------------------------------------------------------------------------------------
@@ -478,8 +478,8 @@ def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(emula
     copied = done.out.decode().strip().rpartition("/")[2]
 
     def listed(*arguments: str) -> list[str]:
-        found = json.loads(emulated_cloud.cli("list", "--json", *arguments).out)
-        return [status["job"] for status in found]
+        statuses = json.loads(emulated_cloud.cli("list", "--json", *arguments).out)
+        return [status["job"] for status in statuses]
 
     assert listed() == [copied, far, near]
     assert listed("--backend", "modelarts") == [copied, far]
@@ -529,7 +529,7 @@ def test_invalid_requests_are_reported_in_one_line(
 
 def test_events_of_a_backend_that_records_none_are_an_error(cloud: Any):
     done = cloud.submit(cloud.script("pass"))
-    found = cloud.cli("events", done.job)
+    answer = cloud.cli("events", done.job)
 
-    assert found.code == 2
-    assert b"the backend process keeps none" in found.err
+    assert answer.code == 2
+    assert b"the backend process keeps none" in answer.err

@@ -54,8 +54,8 @@ def nodes(tmp_path: Path) -> Iterator[Networks]:
         pytest.fail("these tests make network namespaces, so they must run as root")
     if os.geteuid():
         pytest.skip("only root may make network namespaces")
-    with networks(tmp_path) as found:
-        yield found
+    with networks(tmp_path) as namespaces:
+        yield namespaces
 
 
 def crowd(nodes: Networks) -> None:
@@ -75,8 +75,8 @@ def crowd(nodes: Networks) -> None:
 def libraries_of(mpi) -> dict[str, str]:
     """Return the variables with which mpi4py uses the library of an mpirun."""
     prefix = mpi.mpirun.parent.parent
-    found = [*prefix.glob("lib/libmpi.so.40"), *prefix.glob("lib/*/libmpi.so.40")]
-    return {"PATH": mpi.path, "MPI4PY_LIBMPI": str(found[0])}
+    libraries = [*prefix.glob("lib/libmpi.so.40"), *prefix.glob("lib/*/libmpi.so.40")]
+    return {"PATH": mpi.path, "MPI4PY_LIBMPI": str(libraries[0])}
 
 
 def test_ranks_of_mpirun_meet_over_the_route_between_the_nodes(nodes, mpi):
@@ -90,10 +90,10 @@ def test_ranks_of_mpirun_meet_over_the_route_between_the_nodes(nodes, mpi):
 
     assert [end.code for end in ended] == [0, 0], ended
     for node, name in enumerate(("net1", "ens7")):
-        own = f"10.1.0.{node + 1}"
-        assert ended[node].out == f"[{node}] {own} ={name}\n", ended
+        ip = f"10.1.0.{node + 1}"
+        assert ended[node].out == f"[{node}] {ip} ={name}\n", ended
         assert (
-            f"choosing the network: node {node} (w{node}): {name} ({own}) leads to the other nodes,"
+            f"choosing the network: node {node} (w{node}): {name} ({ip}) leads to the other nodes,"
             f" so ranks do not use mgmt0, docker0, {name}.100, vboxnet0\n"
         ) in ended[node].err
 

@@ -47,7 +47,7 @@ class Bucket:
     def objects(self) -> list[str]:
         """Return all keys."""
         listed = self.boto3.list_objects_v2(Bucket=self.name).get("Contents", [])
-        return [found["Key"] for found in listed]
+        return [item["Key"] for item in listed]
 
     def kept(self, prefix: str = "out", node: int = 0) -> dict[str, bytes]:
         """Return the files in a node's manifest, after a check of each object's digest."""

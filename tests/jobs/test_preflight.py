@@ -23,10 +23,10 @@ def nodes(tmp_path: Path) -> Iterator[Networks]:
         pytest.fail("these tests make network namespaces, so they must run as root")
     if os.geteuid():
         pytest.skip("only root may make network namespaces")
-    with networks(tmp_path, len(ADDRESSES)) as found:
-        found.join("data", "net1", [f"{address}/24" for address in ADDRESSES])
-        found.name_as_debian(*ADDRESSES)
-        yield found
+    with networks(tmp_path, len(ADDRESSES)) as namespaces:
+        namespaces.join("data", "net1", [f"{address}/24" for address in ADDRESSES])
+        namespaces.name_as_debian(*ADDRESSES)
+        yield namespaces
 
 
 def verdict(ended: list[Ended]) -> str:
@@ -40,9 +40,9 @@ def verdict(ended: list[Ended]) -> str:
 def test_a_firewall_that_lets_only_the_known_port_through_is_found(nodes: Networks):
     nodes.drop_new_connections(BROKEN, "32768:60999")
 
-    found = verdict(nodes.run(SCRIPT, CLOUDJOB_LAUNCHER="mpirun"))
+    report = verdict(nodes.run(SCRIPT, CLOUDJOB_LAUNCHER="mpirun"))
 
-    assert found == "node 1 (w1): no answer on net1 (tried from nodes 0, 2)"
+    assert report == "node 1 (w1): no answer on net1 (tried from nodes 0, 2)"
 
 
 def test_a_network_that_loses_large_packets_of_one_node_is_found(nodes: Networks):
@@ -51,17 +51,17 @@ def test_a_network_that_loses_large_packets_of_one_node_is_found(nodes: Networks
         nodes.ip(node, "link", "set", "net1", "mtu", "9000")
         nodes.limit_switch("data", node, 1500 if node == BROKEN else 9000)
 
-    found = verdict(nodes.run(SCRIPT, CLOUDJOB_LAUNCHER="mpirun"))
+    report = verdict(nodes.run(SCRIPT, CLOUDJOB_LAUNCHER="mpirun"))
 
-    assert found.startswith("node 1 (w1): small packets arrive at net1 and large ones do not")
+    assert report.startswith("node 1 (w1): small packets arrive at net1 and large ones do not")
 
 
 def test_doctor_checks_nodes_and_prints_their_table(cloud):
     done = cloud.cli("doctor", "--nodes", "3", "--json", limit_s=120.0)
 
     assert done.code == 0, done
-    shown = json.loads(done.out)
-    assert [node["node"] for node in shown["nodes"]] == ["0", "1", "2"]
-    assert {node["reached"] for node in shown["nodes"]} <= {"1/2", "2/2"}
-    assert all(node["memory"].endswith("GB/s") for node in shown["nodes"])
-    assert not [each for each in shown["findings"] if each["weight"] == "fault"]
+    values = json.loads(done.out)
+    assert [node["node"] for node in values["nodes"]] == ["0", "1", "2"]
+    assert {node["reached"] for node in values["nodes"]} <= {"1/2", "2/2"}
+    assert all(node["memory"].endswith("GB/s") for node in values["nodes"])
+    assert not [each for each in values["findings"] if each["weight"] == "fault"]

@@ -25,10 +25,10 @@ main()
 @pytest.fixture
 def job(cloud):
     """A job with two ranks, of which the second computes; it is cancelled at the end."""
-    found = cloud.detach(*RANKS, cloud.script(SCRIPT))
+    job_id = cloud.detach(*RANKS, cloud.script(SCRIPT))
     cloud.await_results("up-0", "up-1")
-    yield found
-    cloud.cli("cancel", "--now", found)
+    yield job_id
+    cloud.cli("cancel", "--now", job_id)
 
 
 def test_a_profile_is_a_page_with_the_calls_of_the_rank(cloud, job, tmp_path):

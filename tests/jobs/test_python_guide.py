@@ -56,9 +56,11 @@ def test_the_cells_run_and_print_what_the_page_shows(project: Path):
     [table] = [each["data"] for each in first["outputs"] if "data" in each]
     assert table["text/html"].startswith("<table>")
     lines = [line for cell in client.nb.cells for line in printed(cell).splitlines()]
-    shown = [line for block in page if block.kind == "output" for line in block.text.splitlines()]
-    assert len(shown) >= 5
-    assert [line for line in shown if line not in lines] == []
+    printed_by_page = [
+        line for block in page if block.kind == "output" for line in block.text.splitlines()
+    ]
+    assert len(printed_by_page) >= 5
+    assert [line for line in printed_by_page if line not in lines] == []
     assert (project / "results" / "MODEL" / "weights.txt").is_file()
 
 
@@ -112,7 +114,7 @@ def test_a_card_follows_a_job_in_place(project: Path):
     client.execute()
     _, followed = client.nb.cells
 
-    (shown,) = [each["data"]["text/html"] for each in followed["outputs"] if "data" in each]
-    assert "SUCCEEDED" in shown
-    assert "&lt;b&gt;loss 0.5" in shown
+    (card,) = [each["data"]["text/html"] for each in followed["outputs"] if "data" in each]
+    assert "SUCCEEDED" in card
+    assert "&lt;b&gt;loss 0.5" in card
     assert printed(followed) == "SUCCEEDED\n"

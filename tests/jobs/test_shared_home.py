@@ -40,13 +40,13 @@ def machine() -> Iterator[NewMachine]:
 @pytest.fixture
 def on(cloud, tmp_path: Path, machine: NewMachine):
     """Return a function that moves the command line to another machine with the same files."""
-    known: dict[str, Machine] = {}
+    machines: dict[str, Machine] = {}
 
     def move(name: str) -> Machine:
-        if name not in known:
-            known[name] = machine(name, new_boot(tmp_path))
-        cloud.prefix = known[name].prefix
-        return known[name]
+        if name not in machines:
+            machines[name] = machine(name, new_boot(tmp_path))
+        cloud.prefix = machines[name].prefix
+        return machines[name]
 
     return move
 

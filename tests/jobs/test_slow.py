@@ -30,10 +30,10 @@ LIMIT_S = 400
 def until(condition, what):
     """Wait longer than other tests do: a busy machine looks less often."""
     deadline = time.monotonic() + LIMIT_S
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, what()
         time.sleep(0.5)
-    return found
+    return result
 
 
 @pytest.mark.long
@@ -57,8 +57,8 @@ def test_the_rank_that_the_others_wait_for_is_named_until_it_is_as_fast_as_they(
         assert slow["place"].startswith("load() at job.py:")
         assert slow["message"].startswith("rank 2 on node 1: the others wait ")
         assert f"slow: {slow['message'].partition(':')[0]}: the others wait " in log()
-        shown = cloud.cli("status", job).out.decode()
-        assert "\nslow     rank 2 on node 1: the others wait " in shown
+        printed = cloud.cli("status", job).out.decode()
+        assert "\nslow     rank 2 on node 1: the others wait " in printed
         top = cloud.cli("top", "--once", job, env={"COLUMNS": "160"}).out.decode()
         assert "WAITS" in top
         assert "barrier at job.py:" in top

@@ -107,10 +107,10 @@ def test_a_rank_that_is_stopped_and_one_that_runs_are_told_apart(cloud, start, p
     cloud.await_results("up-0", "up-1")
     os.kill(int(cloud.results_written("up-1")["up-1"]), signal.SIGSTOP)
 
-    def found():
+    def states():
         return {tuple(group["ranks"]): group["does"] for group in stacks(cloud, job)["groups"]}
 
-    poll(lambda: found() == {(0,): "running", (1,): "stopped by a signal"}, "a stopped rank")
+    poll(lambda: states() == {(0,): "running", (1,): "stopped by a signal"}, "a stopped rank")
 
 
 def test_threads_and_processes_of_ranks_are_shown(cloud, start, poll):
@@ -163,9 +163,9 @@ def test_secrets_in_lines_and_commands_are_masked(cloud, start, poll):
 
     poll(lambda: b"time.sleep(600 if" in cloud.cli("stacks", job).out, "its line")
 
-    shown = cloud.cli("stacks", job).out + cloud.cli("stacks", "--json", job).out
-    assert b"8fk2-secret-value" not in shown
-    assert b'time.sleep(600 if "***" else 0)' in shown
+    printed = cloud.cli("stacks", job).out + cloud.cli("stacks", "--json", job).out
+    assert b"8fk2-secret-value" not in printed
+    assert b'time.sleep(600 if "***" else 0)' in printed
 
 
 def test_a_program_without_python_is_shown_with_its_functions(cloud, start):
@@ -194,12 +194,12 @@ def test_a_node_that_does_not_answer_is_named(cloud, start, poll):
     ]
     os.kill(entry, signal.SIGSTOP)
     try:
-        found = stacks(cloud, job)
+        values = stacks(cloud, job)
     finally:
         os.kill(entry, signal.SIGCONT)
 
-    assert found["silent_nodes"] == [1]
-    assert sorted(rank for group in found["groups"] for rank in group["ranks"]) == [0, 1]
+    assert values["silent_nodes"] == [1]
+    assert sorted(rank for group in values["groups"] for rank in group["ranks"]) == [0, 1]
     poll(lambda: stacks(cloud, job)["silent_nodes"] == [], "an answer of node 1")
 
 
@@ -267,14 +267,14 @@ def test_a_program_in_c_that_hangs_in_mpi_is_shown_with_its_functions(cloud, sta
     subprocess.run([compiler, "-o", cloud.source / "hang", source], check=True, timeout=60)
     job = start("--nodes", "2", "--launcher", "mpirun", "hang")
 
-    def shown():
+    def stacks_now():
         return {tuple(group["ranks"]): group for group in stacks_or_none(cloud, job)}
 
     def waits():
-        return (0,) in shown() and shown()[0,]["waits_for_ranks"]
+        return (0,) in stacks_now() and stacks_now()[0,]["waits_for_ranks"]
 
     poll(waits, lambda: f"a rank that waits: {cloud.cli('stacks', job)}")
-    groups = shown()
+    groups = stacks_now()
     assert not groups[1,]["waits_for_ranks"]
     assert [call["function"] for call in groups[1,]["native"]] == ["pause", "read_input", "main"]
     assert "waiting for other ranks (" in groups[0,]["does"]

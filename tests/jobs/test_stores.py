@@ -94,8 +94,8 @@ def _check_secrecy(cloud, dry, done, server: Server, bucket: str) -> None:
     """The secret key is in no log, record, object, dry run or rank's environment."""
     secret = SECRET_KEY.encode()
     assert dry.code == 0, dry
-    shown = json.loads(dry.out)
-    assert shown["submission"]["access"]["CLOUDJOB_S3_SECRET_KEY"] == "***"
+    values = json.loads(dry.out)
+    assert values["submission"]["access"]["CLOUDJOB_S3_SECRET_KEY"] == "***"
     for text in (dry.out, dry.err, done.out, done.err):
         assert secret not in text
     for key, data in _objects(server, bucket).items():
@@ -181,15 +181,15 @@ def test_the_log_of_a_removed_job_is_read_from_the_store(
     cloud.await_cleanup()
     shutil.rmtree(cloud.home / "process" / done.job)
 
-    shown = cloud.cli("logs", done.job)
+    log = cloud.cli("logs", done.job)
     followed = cloud.cli("logs", "-f", done.job)
 
     assert done.code == 0, done
     assert raw.startswith(b"hello 1 xxx")
-    for each in (stored, shown, followed):
+    for each in (stored, log, followed):
         assert each.code == 0, each
         assert sorted(each.lines) == sorted(done.lines), each
-    assert shown.err.count(STORED) == followed.err.count(STORED) == 2, shown
+    assert log.err.count(STORED) == followed.err.count(STORED) == 2, log
     assert STORED not in stored.err
     assert cloud.raw(done.job, 1) == raw
 
@@ -212,9 +212,9 @@ def test_the_log_of_a_job_that_was_killed_is_in_the_store(cloud, poll: Callable[
     running.end()
     shutil.rmtree(cloud.home / "process" / job)
 
-    shown = cloud.cli("logs", job)
+    log = cloud.cli("logs", job)
 
-    assert sorted(line[:11] for line in shown.lines) == [b"[0] hello 0", b"[1] hello 1"], shown
+    assert sorted(line[:11] for line in log.lines) == [b"[0] hello 0", b"[1] hello 1"], log
 
 
 # -- a private certificate authority ---------------------------------------------------------------

@@ -56,8 +56,8 @@ class Dockerd:
         assert self._engine is not None
         assert self._engine.poll() is None, (self.folder / "log").read_text()[-2000:]
         # The SDK leaves a socket open for each attempt that fails.
-        with socket.socket(socket.AF_UNIX) as found:
-            if found.connect_ex(self.host.removeprefix("unix://")):
+        with socket.socket(socket.AF_UNIX) as connection:
+            if connection.connect_ex(self.host.removeprefix("unix://")):
                 return False
         return bool(self.client.ping())
 

@@ -146,14 +146,14 @@ class Api:
     def await_phase(self, job: str, *phases: str, limit_s: float = LIMIT_S) -> Any:
         """Wait until a job is in one of these phases, by default until it has ended."""
         expected = phases or FINAL
-        found = self.show(job)
+        details = self.show(job)
         end = time.monotonic() + limit_s
-        while found["status"]["phase"] not in expected:
-            assert time.monotonic() < end, (found["status"], self.log(job), self.events(job))
-            assert found["status"]["phase"] not in FINAL, (self.log(job), self.events(job))
+        while details["status"]["phase"] not in expected:
+            assert time.monotonic() < end, (details["status"], self.log(job), self.events(job))
+            assert details["status"]["phase"] not in FINAL, (self.log(job), self.events(job))
             time.sleep(0.05)
-            found = self.show(job)
-        return found
+            details = self.show(job)
+        return details
 
     def log(self, job: str, node: int = 0) -> str:
         """Return the preview of a log; empty if there is none yet."""
@@ -188,9 +188,9 @@ def await_true(claim: Callable[[], Any], describe: Callable[[], Any] = lambda: "
     """Wait until ``claim`` returns a true value, and return that value."""
     end = time.monotonic() + LIMIT_S
     while True:
-        found = claim()
-        if found:
-            return found
+        result = claim()
+        if result:
+            return result
         assert time.monotonic() < end, describe()
         time.sleep(0.05)
 
@@ -243,5 +243,5 @@ def s3_client(
 
 def keys(s3: Any, prefix: str) -> list[str]:
     """Return the keys in the bucket called data below a prefix."""
-    found = s3.list_objects(Bucket="data", Prefix=prefix)
-    return [item["Key"] for item in found.get("Contents", ())]
+    listed = s3.list_objects(Bucket="data", Prefix=prefix)
+    return [item["Key"] for item in listed.get("Contents", ())]

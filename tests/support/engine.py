@@ -40,8 +40,8 @@ class EngineProxy:
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         with self._lock:
-            found = list(self._open)
-        for one in found:
+            connections = list(self._open)
+        for one in connections:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 

@@ -98,8 +98,8 @@ class FakeApi:
             self._is_over.wait()
             handler.close_connection = True
         else:
-            status, found = self._do(handler.command, where.path, query, body)
-            data = json.dumps(found).encode()
+            status, answer = self._do(handler.command, where.path, query, body)
+            data = json.dumps(answer).encode()
             _begin(handler, status)
             _chunk(handler, data)
             _chunk(handler, b"")
@@ -129,14 +129,14 @@ class FakeApi:
             return 403, {"kind": "Status", "reason": "Forbidden", "message": f"{path} is forbidden"}
         if method == "POST":
             body.setdefault("metadata", {})
-            made = f"{path}/{body['metadata'].get('name', 'generated')}"
+            item_path = f"{path}/{body['metadata'].get('name', 'generated')}"
             body["metadata"].setdefault("uid", "u")
             body = _without(body, self.dropped)
             if "dryRun" in query:
                 status, answer = self.dry_run
                 return status, answer or body
-            self.objects[made] = body
-            self.on_change(made, body)
+            self.objects[item_path] = body
+            self.on_change(item_path, body)
             return 201, body
         if path in self.objects:
             return 200, self._handle_object(method, path, body)
@@ -150,13 +150,13 @@ class FakeApi:
         return 404, {"kind": "Status", "reason": "NotFound", "message": f"{path} not found"}
 
     def _handle_object(self, method: str, path: str, body: Object) -> Object:
-        found = self.objects[path]
+        stored = self.objects[path]
         if method == "PATCH":
-            _merge(found, body)
-            self.on_change(path, found)
+            _merge(stored, body)
+            self.on_change(path, stored)
         elif method == "DELETE":
             del self.objects[path]
-        return found
+        return stored
 
 
 _LISTED = ("pods", "events", "services", "jobs", "mpijobs", "msjobs", "workloads")
@@ -169,8 +169,8 @@ def is_in(name: str, path: str, query: Mapping[str, str], item: Object) -> bool:
         field, _, value = part.partition("=")
         key = field.rstrip("!")
         parent, _, child = key.rpartition(".")
-        found = involved.get(child) if parent else item.get(key)
-        if (found == value) == field.endswith("!"):
+        value_there = involved.get(child) if parent else item.get(key)
+        if (value_there == value) == field.endswith("!"):
             return False
     return name.startswith(f"{path}/")
 

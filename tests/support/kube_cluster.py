@@ -73,8 +73,8 @@ def crd(name: str) -> dict[str, Any]:
 def schema(definition: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of the first served version of a CRD."""
     version = next(item for item in definition["spec"]["versions"] if item["served"])
-    made: dict[str, Any] = version["schema"]["openAPIV3Schema"]
-    return made
+    open_api: dict[str, Any] = version["schema"]["openAPIV3Schema"]
+    return open_api
 
 
 def free_port() -> int:
@@ -358,8 +358,8 @@ class Cluster:
 
     def _add_priority(self) -> None:
         group = "scheduling.k8s.io"
-        found = {"apiVersion": f"{group}/v1", "kind": "PriorityClass", "value": 1000}
-        body = {**found, "metadata": {"name": "high"}}
+        priority = {"apiVersion": f"{group}/v1", "kind": "PriorityClass", "value": 1000}
+        body = {**priority, "metadata": {"name": "high"}}
         self.ask("POST", f"/apis/{group}/v1/priorityclasses", body)
 
     def _add_guest(self) -> None:

@@ -89,16 +89,16 @@ def _structural(schema: Object) -> Object:
         return _object(**_EMBEDDED_METADATA)
     if kind:
         return upstream(kind)
-    made: Object = {key: schema[key] for key in ("format", "required") if key in schema}
+    structural: Object = {key: schema[key] for key in ("format", "required") if key in schema}
     kinds = schema["type"]
-    made["type"] = kinds if isinstance(kinds, str) else kinds[0]
+    structural["type"] = kinds if isinstance(kinds, str) else kinds[0]
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
-            made[key] = _structural(schema[key])
+            structural[key] = _structural(schema[key])
     if "properties" in schema:
         items = schema["properties"].items()
-        made["properties"] = {name: _structural(item) for name, item in items}
-    return made
+        structural["properties"] = {name: _structural(item) for name, item in items}
+    return structural
 
 
 def _jobset_schema() -> Object:

@@ -56,20 +56,20 @@ def restricted_problems(spec: dict[str, Any]) -> list[str]:
 
     https://kubernetes.io/docs/concepts/security/pod-security-standards/
     """
-    found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
-    found += [
+    violations = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    violations += [
         f"volumes.{item['name']}"
         for item in spec.get("volumes") or ()
         if not item.keys() - {"name"} <= _VOLUMES
     ]
     for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
-        own = container.get("securityContext") or {}
-        both = {**(spec.get("securityContext") or {}), **own}
-        capabilities = own.get("capabilities") or {}
+        context = container.get("securityContext") or {}
+        both = {**(spec.get("securityContext") or {}), **context}
+        capabilities = context.get("capabilities") or {}
         added = {*capabilities.get("add", ())} - {"NET_BIND_SERVICE"}
         rules = {
-            "privileged": not own.get("privileged"),
-            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
+            "privileged": not context.get("privileged"),
+            "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
             "runAsNonRoot": both.get("runAsNonRoot") is True,
             "runAsUser": both.get("runAsUser") != 0,
             "seccompProfile": (both.get("seccompProfile") or {}).get("type")
@@ -77,5 +77,7 @@ def restricted_problems(spec: dict[str, Any]) -> list[str]:
             "capabilities": "ALL" in capabilities.get("drop", ()) and not added,
             "hostPort": not any(port.get("hostPort") for port in container.get("ports") or ()),
         }
-        found += [f"{container['name']}.{rule}" for rule, is_kept in rules.items() if not is_kept]
-    return found
+        violations += [
+            f"{container['name']}.{rule}" for rule, is_kept in rules.items() if not is_kept
+        ]
+    return violations

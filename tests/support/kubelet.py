@@ -25,9 +25,9 @@ class File(NamedTuple):
 class Objects:
     """ConfigMaps and Secrets by name; ``stringData`` is merged as by the API server."""
 
-    def __init__(self, found: list[Object]) -> None:
+    def __init__(self, objects: list[Object]) -> None:
         self._data: dict[tuple[str, str], dict[str, bytes]] = {}
-        for item in found:
+        for item in objects:
             if item["kind"] not in ("ConfigMap", "Secret"):
                 continue
             data = {}
@@ -126,13 +126,13 @@ def _value(item: Object, pod: Object, objects: Objects, env: dict[str, str], ip:
         return objects.of("ConfigMap", source["name"])[source["key"]].decode()
     assert kind == "fieldRef", kind
     annotations = pod["metadata"].get("annotations") or {}
-    known = {
+    value_of = {
         "status.podIP": ip,
         "status.hostIP": "192.0.2.1",
         "metadata.name": pod["metadata"]["name"],
         **{f"metadata.annotations['{key}']": value for key, value in annotations.items()},
     }
-    return known[source["fieldPath"]]
+    return value_of[source["fieldPath"]]
 
 
 def _volumes(

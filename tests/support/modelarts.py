@@ -171,17 +171,17 @@ class Obs:
         if "encryption" in query:
             return Reply(200, _ENCRYPTION) if self.is_encrypted else Reply(404, b"<Error/>")
         if "prefix" in query:
-            found = sorted(key for key in self.objects if key.startswith(query["prefix"]))
-            listed = "".join(f"<Contents><Key>{key}</Key></Contents>" for key in found[:1])
+            keys = sorted(key for key in self.objects if key.startswith(query["prefix"]))
+            listed = "".join(f"<Contents><Key>{key}</Key></Contents>" for key in keys[:1])
             return Reply(200, f'<ListBucketResult xmlns="x">{listed}</ListBucketResult>'.encode())
         return Reply(200, f"<LocationConstraint>{self.location}</LocationConstraint>".encode())
 
     def _object(self, key: str, range_header: str) -> Reply:
         data = self.objects[key]
-        found = re.fullmatch(r"bytes=(\d+)-", range_header)
-        if found is None:
+        match = re.fullmatch(r"bytes=(\d+)-", range_header)
+        if match is None:
             return Reply(200, data)
-        first = int(found[1])
+        first = int(match[1])
         if first >= len(data):
             return Reply(416, b"")
         headers = {"Content-Range": f"bytes {first}-{len(data) - 1}/{len(data)}"}

@@ -48,10 +48,10 @@ class Networks:
         home = self.folder / "home"
         home.mkdir()
         for pid, host in zip(self._nodes, self.hosts, strict=True):
-            own = self.folder / f"home-{host}"
+            home_of_host = self.folder / f"home-{host}"
             for name in ("tmp", "code"):
-                (own / name).mkdir(parents=True)
-            self._in(pid, "mount", "--bind", str(own), str(home))
+                (home_of_host / name).mkdir(parents=True)
+            self._in(pid, "mount", "--bind", str(home_of_host), str(home))
             self._in(pid, "hostname", host)
             self._in(pid, "ip", "link", "set", "lo", "up")
 
@@ -77,7 +77,7 @@ class Networks:
         """
         self._in(self._switch, "ip", "link", "add", switch, "type", "bridge")
         self._in(self._switch, "ip", "link", "set", switch, "up")
-        for node, found in enumerate(addresses):
+        for node, texts in enumerate(addresses):
             end = f"{switch}-{node}"
             pid = self._nodes[node]
             name = interface.split(",")[node % len(interface.split(","))]
@@ -85,7 +85,7 @@ class Networks:
             self.ip(node, "link", "set", end, "netns", str(self._switch))
             self._in(self._switch, "ip", "link", "set", end, "master", switch, "up")
             self._in(pid, "ip", "link", "set", name, "up")
-            for address in found.split():
+            for address in texts.split():
                 self.ip(node, "addr", "add", address, "dev", name, *_without_detection(address))
 
     def alone(self, interface: str, address: str) -> None:
@@ -122,11 +122,11 @@ class Networks:
 
     def name_as_debian(self, *addresses: str) -> None:
         """Set the hosts files as Debian's and Ubuntu's installers do: its own name is loopback."""
-        for node, own in enumerate(self.hosts):
+        for node, name in enumerate(self.hosts):
             lines = [
                 f"{address} {host}\n" for address, host in zip(addresses, self.hosts, strict=True)
             ]
-            lines[node] = f"127.0.1.1 {own}\n"
+            lines[node] = f"127.0.1.1 {name}\n"
             self.name(node, "".join(lines))
 
     def run(self, script: str, **environ: str) -> list[Ended]:
@@ -190,8 +190,8 @@ def _without_detection(address: str) -> tuple[str, ...]:
 @contextlib.contextmanager
 def networks(folder: Path, nodes: int = 2) -> Iterator[Networks]:
     """Nodes that are removed at the end."""
-    made = Networks(folder, nodes)
+    namespaces = Networks(folder, nodes)
     try:
-        yield made
+        yield namespaces
     finally:
-        made.close()
+        namespaces.close()

@@ -163,15 +163,15 @@ def _newer_fields(sent: Object) -> Object:
 
 def _merged(target: Object, patch: Object) -> Object:
     """Return a JSON merge patch applied to an object."""
-    made = copy.deepcopy(target)
+    result = copy.deepcopy(target)
     for key, value in patch.items():
         if value is None:
-            made.pop(key, None)
-        elif isinstance(value, dict) and isinstance(made.get(key), dict):
-            made[key] = _merged(made[key], value)
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = _merged(result[key], value)
         else:
-            made[key] = value
-    return made
+            result[key] = value
+    return result
 
 
 def _send(handler: http.server.BaseHTTPRequestHandler, status: int, data: bytes) -> None:

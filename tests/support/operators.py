@@ -45,13 +45,13 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 def indexed_job(job: Object, uid: str = "") -> Made:
     """Return the pods of an Indexed Job; the Service is part of the job's own manifests."""
     spec, name = job["spec"], job["metadata"]["name"]
-    known = {
+    known_fields = {
         *("completionMode", "completions", "parallelism", "backoffLimitPerIndex", "suspend"),
         *("podReplacementPolicy", "successPolicy", "ttlSecondsAfterFinished", "template"),
         # What an API server adds.
         *("selector", "backoffLimit"),
     }
-    assert set(spec) <= known, "what other fields do is not known here"
+    assert set(spec) <= known_fields, "what other fields do is not known here"
     assert spec["completionMode"] == "Indexed"
     assert spec["parallelism"] == spec["completions"], "else some nodes would start later"
     assert spec["template"]["spec"]["restartPolicy"] == "Never", "backoffLimitPerIndex needs it"
@@ -341,9 +341,11 @@ def _ms_labels(name: str, role: str, index: int) -> dict[str, str]:
 def _ms_service(job: Object, replica: Object, owner: list[Object]) -> Object:
     """CreateNewService: with its own address, and only the ports of the container."""
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    (found,) = [c for c in replica["template"]["spec"]["containers"] if c["name"] == "mindspore"]
+    (container,) = [
+        c for c in replica["template"]["spec"]["containers"] if c["name"] == "mindspore"
+    ]
     labels = _ms_labels(name, "scheduler", 0)
-    ports = [{"name": item["name"], "port": item["containerPort"]} for item in found["ports"]]
+    ports = [{"name": item["name"], "port": item["containerPort"]} for item in container["ports"]]
     assert any(item["name"] == "msjob-port" for item in ports), "else it would add 2222"
     return {
         "apiVersion": "v1",
@@ -377,8 +379,8 @@ def _ms_env(role: str, service: Object, workers: str) -> list[Object]:
 
 
 def _pod(template: Object, name: str, namespace: str, owner: list[Object]) -> Object:
-    found = copy.deepcopy(template)
-    metadata = found.get("metadata") or {}
+    pod = copy.deepcopy(template)
+    metadata = pod.get("metadata") or {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -389,7 +391,7 @@ def _pod(template: Object, name: str, namespace: str, owner: list[Object]) -> Ob
             "namespace": namespace,
             "ownerReferences": owner,
         },
-        "spec": found["spec"],
+        "spec": pod["spec"],
     }
 
 

@@ -31,6 +31,6 @@ class Block(NamedTuple):
 
 def blocks(page: str) -> Iterator[Block]:
     """Yield the fenced blocks of a page."""
-    for found in _BLOCK.finditer((DOCS / page).read_text()):
-        file = found["file"]
-        yield Block(found["kind"], f"file={file}" if file else found["note"] or "", found["text"])
+    for match in _BLOCK.finditer((DOCS / page).read_text()):
+        file = match["file"]
+        yield Block(match["kind"], f"file={file}" if file else match["note"] or "", match["text"])

@@ -65,11 +65,11 @@ def run_twice(api: Api, s3: Any, engines: dict[str, str], nodes: int) -> None:
     for _ in range(2):
         jobs = [_create(api, s3, kind, engines[kind], nodes) for kind in FLAVORS]
         for job, name in jobs:
-            found = api.await_phase(job, limit_s=2 * LIMIT_S)
-            assert found["status"]["phase"] == "Completed", api.log(job) + api.log(job, nodes - 1)
-            made = [f"{name}/out/{node}.txt" for node in range(nodes)]
-            assert [key for key in keys(s3, f"{name}/out/") if key[-1] != "/"] == made
-            for key in made:
+            details = api.await_phase(job, limit_s=2 * LIMIT_S)
+            assert details["status"]["phase"] == "Completed", api.log(job) + api.log(job, nodes - 1)
+            expected = [f"{name}/out/{node}.txt" for node in range(nodes)]
+            assert [key for key in keys(s3, f"{name}/out/") if key[-1] != "/"] == expected
+            for key in expected:
                 assert s3.get_object(Bucket="data", Key=key)["Body"].read() == b"in out"
 
 

@@ -443,10 +443,10 @@ class FaultProxy:
         method, target, _ = lines[0].split(" ", 2)
         pairs = (line.partition(":") for line in lines[1:] if line)
         headers = {name.lower(): value.strip() for name, _, value in pairs}
-        own = "/" + target.split("/", 3)[3] if "://" in target else target
-        request = Request(method, own, headers)
+        path = "/" + target.split("/", 3)[3] if "://" in target else target
+        request = Request(method, path, headers)
         with self._lock:
-            request = Request(method, own, headers, self._fault(request))
+            request = Request(method, path, headers, self._fault(request))
             self.requests.append(request)
         return request
 

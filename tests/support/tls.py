@@ -131,8 +131,8 @@ def _join(tls: ssl.SSLSocket, plain: socket.socket) -> None:
 @contextlib.contextmanager
 def front(authority: Authority, upstream_port: int, host: str = "127.0.0.1") -> Iterator[Front]:
     """A server that is closed at the end."""
-    made = Front(authority, upstream_port, host)
+    new_front = Front(authority, upstream_port, host)
     try:
-        yield made
+        yield new_front
     finally:
-        made.close()
+        new_front.close()

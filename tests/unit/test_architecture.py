@@ -37,6 +37,8 @@ PURE = ["contract", "launchers"]
 IMPURE = {"subprocess", "socket", "shutil", "pathlib", "tempfile", "signal", "threading", "time"}
 # How many functions of the laptop half a detached submit may call.
 MOST_FUNCTIONS = 770
+# Names that say how a value came, and not what it is.
+VAGUE = {"found", "given", "shown", "own", "made", "known"}
 # Modules that take too long to import for `cloudjob --help`.
 HEAVY = {
     "pydantic",
@@ -369,6 +371,21 @@ def variables() -> list[str]:
     )
 
 
+def test_locals_say_what_a_value_is():
+    """Imports, such as Hypothesis' ``given``, have the names of others."""
+    others = [path for name in ("tests", "benchmarks") for path in (ROOT / name).rglob("*.py")]
+    vague = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in [*LAPTOP, *CONTAINER, *others]
+        for function in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+        if (isinstance(node, ast.arg) and node.arg in VAGUE)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE)
+    }
+    assert vague == set()
+
+
 def test_every_variable_is_documented():
     """Users must also know which variables are passed to the ranks because of their prefix."""
     text = (ROOT / "docs" / "reference" / "environment.md").read_text()
@@ -415,17 +432,17 @@ def commands(help_of: Help) -> Iterator[tuple[str, ...]]:
 def test_every_command_and_every_option_is_documented(help_of: Help):
     """Everything in ``--help`` is also in README.md or docs/."""
     text = pages()
-    found = list(commands(help_of))
+    all_commands = list(commands(help_of))
     missing = [
-        " ".join(command) for command in found if "cloudjob " + " ".join(command) not in text
+        " ".join(command) for command in all_commands if "cloudjob " + " ".join(command) not in text
     ]
-    for command in found:
+    for command in all_commands:
         page = help_of(command)
         assert page.startswith("usage: cloudjob")
         options = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", page.split("\n\n", 1)[1]))
         missing += [f"{' '.join(command)} {option}" for option in options if option not in text]
 
-    assert len(found) >= 8
+    assert len(all_commands) >= 8
     assert sorted(missing) == []
 
 
@@ -544,7 +561,7 @@ def test_the_benchmarks_need_an_installed_cloudjob():
 def test_every_page_that_a_hint_names_can_be_shown():
     """Hints name pages that the installed tool contains, not files of the repository."""
     topics = run(sys.executable, "-m", "cloudjob.cli", "docs").stdout.splitlines()
-    shown = {line.split()[0] for line in topics}
+    listed = {line.split()[0] for line in topics}
     sources = [*LAPTOP, *CONTAINER, ROOT / "entrypoints" / "boot.sh"]
     named_topics = {
         topic
@@ -552,15 +569,15 @@ def test_every_page_that_a_hint_names_can_be_shown():
         for topic in re.findall(r"cloudjob docs ([a-z][a-z-]+)", path.read_text())
     }
     files_in_hints = [
-        f"{relative_name(path)}: {found}"
+        f"{relative_name(path)}: {name}"
         for path in sources
-        for found in re.findall(
+        for name in re.findall(
             r'"[^"\n]*(?:docs/[a-z-]+\.md|images/README)[^"\n]*"', path.read_text()
         )
     ]
 
     assert named_topics
-    assert named_topics <= shown
+    assert named_topics <= listed
     assert files_in_hints == []
 
 
@@ -581,11 +598,11 @@ def test_no_file_names_a_path_of_the_machine_it_was_written_on():
     if ROOT.parent != Path(ROOT.anchor):
         places.append(re.escape(str(ROOT)))
     pattern = re.compile(r"(?<![\w./$}-])(?:" + "|".join(places) + ")")
-    found = [
+    matches = [
         f"{relative_name(path)}:{number}: {line.strip()}"
         for path in files()
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
         if path != Path(__file__) and pattern.search(line)
     ]
 
-    assert found == []
+    assert matches == []

@@ -141,8 +141,8 @@ class DockerBackend(Backend[DockerRequest]):
 
     def signal(self, handle: str, signal: str, node: int | None = None) -> None:
         """Send a signal to all nodes, or to one."""
-        found = [item for item in self._containers(_job(handle)) if node in (None, item.node)]
-        self._kill([item for item in found if item.is_alive], signal)
+        containers = [item for item in self._containers(_job(handle)) if node in (None, item.node)]
+        self._kill([item for item in containers if item.is_alive], signal)
 
     def restart(self, handle: str) -> None:
         """Restart containers that have ended, with the same files and command."""
@@ -179,25 +179,25 @@ class DockerBackend(Backend[DockerRequest]):
         folder = self._home / job
         # The lock first: a submit that ends between the two queries has started all nodes.
         is_sending = locks.is_held(folder / _LOCK)
-        found = self._containers(job)
-        if not found:
+        containers = self._containers(job)
+        if not containers:
             return self._save_removed(job)
-        if not is_sending and any(item.is_new for item in found):
+        if not is_sending and any(item.is_new for item in containers):
             return self._save_interrupted(job)
-        found = self._with_removed(found, folder, is_sending=is_sending)
-        actions = self._actions(found, folder)
-        if _has_ended(found, actions):
+        containers = self._with_removed(containers, folder, is_sending=is_sending)
+        actions = self._actions(containers, folder)
+        if _has_ended(containers, actions):
             return self._save(job)
-        self._act(actions, found, folder)
-        return unended_status(found)
+        self._act(actions, containers, folder)
+        return unended_status(containers)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         job = _job(handle)
         folder = self._home / job
         if _saved_status(folder) is None:
-            found = self._containers(job)
-            if found:
-                chosen = [item for item in found if node in (None, item.node)]
+            containers = self._containers(job)
+            if containers:
+                chosen = [item for item in containers if node in (None, item.node)]
                 sources = [self._source(item, folder) for item in chosen]
                 pieces = logs.read_all(self._client, sources, follow=follow)
                 yield from self._supervised(job, pieces) if follow else pieces
@@ -219,13 +219,13 @@ class DockerBackend(Backend[DockerRequest]):
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         job = _job(handle)
         folder = self._home / job
-        found = [] if _saved_status(folder) else self._containers(job)
-        if not any(item.is_alive for item in found):
+        containers = [] if _saved_status(folder) else self._containers(job)
+        if not any(item.is_alive for item in containers):
             return
         with _writing_to(folder):
             (folder / _CANCELLED).touch()
         # Each entry reports to the head and ends by itself; a signal to all of them counts once.
-        alive = [item for item in found if item.is_alive]
+        alive = [item for item in containers if item.is_alive]
         self._kill(alive, "SIGKILL" if is_urgent else "SIGTERM")
         # A stopped process would never handle the signal.
         self._kill(alive, "SIGCONT")
@@ -292,27 +292,27 @@ class DockerBackend(Backend[DockerRequest]):
         containers: dict[str, list[Container]] = {}
         for item in listed:
             containers.setdefault(item["Labels"][JOB_LABEL], []).append(container(item))
-        found: dict[str, NativeStatus | None] = {}
+        status_of: dict[str, NativeStatus | None] = {}
         for handle in handles:
             job = _job(handle)
             folder, nodes = self._home / job, containers.get(job, [])
             # Only its network may be left of a job that this machine knows.
             if not nodes and not folder.exists():
-                found[handle] = None
+                status_of[handle] = None
             elif (
                 nodes
                 and all(node.native == "running" for node in nodes)
                 and not (folder / _CANCELLED).exists()
             ):
-                found[handle] = unended_status(nodes)
-        return found
+                status_of[handle] = unended_status(nodes)
+        return status_of
 
-    def sweep(self, known: Collection[str]) -> list[str]:
+    def sweep(self, known_jobs: Collection[str]) -> list[str]:
         """Remove the leftovers of our jobs that are not ``known``; return these jobs' names."""
         with engine.translate_errors("looking for leftovers of jobs"):
             ours = f"{OWNER_LABEL}={self.owner()}"
-            found = [*self._listed(ours), *self._client.networks(filters={"label": ours})]
-        jobs = sorted({item["Labels"][JOB_LABEL] for item in found} - set(known))
+            listed = [*self._listed(ours), *self._client.networks(filters={"label": ours})]
+        jobs = sorted({item["Labels"][JOB_LABEL] for item in listed} - set(known_jobs))
         removed = []
         for job in jobs:
             # A submit holds this lock until its job is recorded.
@@ -347,37 +347,39 @@ class DockerBackend(Backend[DockerRequest]):
         """Do once what the rules of supervision demand."""
         folder = self._home / job
         is_sending = locks.is_held(folder / _LOCK)
-        found = self._with_removed(self._containers(job), folder, is_sending=is_sending)
-        self._act(self._actions(found, folder), found, folder)
+        containers = self._with_removed(self._containers(job), folder, is_sending=is_sending)
+        self._act(self._actions(containers, folder), containers, folder)
 
     def _with_removed(
-        self, found: list[Container], folder: Path, *, is_sending: bool
+        self, containers: list[Container], folder: Path, *, is_sending: bool
     ) -> list[Container]:
         """Return the nodes of a job, by node, with those whose container somebody has removed.
 
         Args:
             is_sending: Whether a container that is not there may not be created yet.
         """
-        if is_sending or not found:
-            return found
-        absent = [(node, _noticed_at(folder / f"removed-{node}")) for node in absent_nodes(found)]
-        lost = [removed(node, found[0], at) for node, at in absent if at is not None]
-        return sorted([*found, *lost], key=lambda item: item.node)
+        if is_sending or not containers:
+            return containers
+        absent = [
+            (node, _noticed_at(folder / f"removed-{node}")) for node in absent_nodes(containers)
+        ]
+        lost = [removed(node, containers[0], at) for node, at in absent if at is not None]
+        return sorted([*containers, *lost], key=lambda item: item.node)
 
-    def _actions(self, found: list[Container], folder: Path) -> tuple[Action, ...]:
+    def _actions(self, containers: list[Container], folder: Path) -> tuple[Action, ...]:
         """Return what is to be done to the nodes of a job, from its containers."""
-        if not any(item.is_alive for item in found):
+        if not any(item.is_alive for item in containers):
             return ()
-        over = self._inspected(item for item in found if not item.is_alive)
-        nodes = seen_nodes([*over, *(item for item in found if item.is_alive)], self._reported)
-        return supervision.decide(nodes, _policy(found[0]), _past(folder), time.time())
+        over = self._inspected(item for item in containers if not item.is_alive)
+        nodes = seen_nodes([*over, *(item for item in containers if item.is_alive)], self._reported)
+        return supervision.decide(nodes, _policy(containers[0]), _past(folder), time.time())
 
-    def _act(self, actions: Iterable[Action], found: list[Container], folder: Path) -> None:
+    def _act(self, actions: Iterable[Action], containers: list[Container], folder: Path) -> None:
         """Carry out what the rules of supervision demand."""
         for deed, numbers in actions:
-            chosen = [item for item in found if item.node in numbers]
+            chosen = [item for item in containers if item.node in numbers]
             if deed is Deed.REPORT:
-                for head in (item for item in found if item.node == 0):
+                for head in (item for item in containers if item.node == 0):
                     self._report(head, self._inspected(chosen))
                 continue
             if deed is Deed.ASK_HEAD:
@@ -403,14 +405,14 @@ class DockerBackend(Backend[DockerRequest]):
             saved = _saved_status(folder)
             if saved is not None:
                 return saved
-            found = self._killed(job)
-            if not found:
+            containers = self._killed(job)
+            if not containers:
                 raise _Unsettled(f"looking for job {job}: its containers were removed")
-            nodes = self._with_removed(found, folder, is_sending=False)
+            nodes = self._with_removed(containers, folder, is_sending=False)
             status = ended_status(nodes, is_cancelled=(folder / _CANCELLED).exists())
             if (folder / _END_REQUESTED).exists():
                 status = with_failed_node(status, nodes)
-            for item in found:
+            for item in containers:
                 self._save_log(self._source(item, folder))
             _write(folder / _STATE, dump(status))
             self._remove(job)
@@ -420,22 +422,22 @@ class DockerBackend(Backend[DockerRequest]):
         """Save the end of a job whose submit was killed, unless that has begun only now."""
         folder = self._home / job
         with _writing_to(folder), locks.hold(folder / _LOCK):
-            found = self._containers(job)
-        if found and not any(item.is_new for item in found):
-            return unended_status(found)
+            containers = self._containers(job)
+        if containers and not any(item.is_new for item in containers):
+            return unended_status(containers)
         return self._save(job)
 
     def _killed(self, job: str) -> list[Container]:
         """Kill the containers of a job that run, and return all of them, inspected."""
         give_up_at = time.monotonic() + _REMOVAL_S
         while True:
-            found = self._containers(job)
-            self._kill([item for item in found if item.is_alive], "SIGKILL")
-            found = self._inspected(found)
+            containers = self._containers(job)
+            self._kill([item for item in containers if item.is_alive], "SIGKILL")
+            containers = self._inspected(containers)
             # Somebody may start a container again meanwhile, whose exit code is then unknown.
-            are_over = all(item.is_new or not item.is_alive for item in found)
+            are_over = all(item.is_new or not item.is_alive for item in containers)
             if are_over or time.monotonic() > give_up_at:
-                return found
+                return containers
             time.sleep(_REMOVAL_POLL_S)
 
     def _save_removed(self, job: str) -> Ended:
@@ -488,25 +490,25 @@ class DockerBackend(Backend[DockerRequest]):
     def _containers(self, job: str) -> list[Container]:
         """Return the containers of a job by node."""
         with engine.translate_errors(f"looking for the containers of job {job}"):
-            found = self._listed(f"{JOB_LABEL}={job}")
-        return sorted((container(item) for item in found), key=lambda item: item.node)
+            listed = self._listed(f"{JOB_LABEL}={job}")
+        return sorted((container(item) for item in listed), key=lambda item: item.node)
 
     def _listed(self, label: str) -> list[dict[str, Any]]:
         """Return the containers of jobs that have a label, as the engine lists them."""
         listed = self._client.containers(all=True, filters={"label": label})
         return [item for item in listed if is_node(item)]
 
-    def _inspected(self, found: Iterable[Container]) -> list[Container]:
+    def _inspected(self, containers: Iterable[Container]) -> list[Container]:
         def inspect(item: Container) -> Container:
             if item.is_removed:
                 return item
             with engine.translate_errors(f"inspecting node {item.node}"):
                 return item.inspected(self._client.inspect_container(item.id))
 
-        return engine.for_each(found, inspect)
+        return engine.for_each(containers, inspect)
 
-    def _kill(self, found: Iterable[Container], signal: str) -> None:
-        engine.for_each_existing(found, lambda item: self._client.kill(item.id, signal))
+    def _kill(self, containers: Iterable[Container], signal: str) -> None:
+        engine.for_each_existing(containers, lambda item: self._client.kill(item.id, signal))
 
     def _source(self, item: Container, folder: Path) -> Source:
         with engine.translate_errors(f"inspecting node {item.node}"):
@@ -562,12 +564,12 @@ def _noticed_at(path: Path) -> float | None:
     return _noted_at(path)
 
 
-def _has_ended(found: list[Container], actions: tuple[Action, ...]) -> bool:
+def _has_ended(containers: list[Container], actions: tuple[Action, ...]) -> bool:
     """Whether a job is over: all of its nodes are, or those that stay after its head hang."""
-    head = next((item for item in found if item.node == 0), None)
+    head = next((item for item in containers if item.node == 0), None)
     is_led = head is not None and head.is_alive
     hangs = any(action.deed is Deed.KILL for action in actions) and head is not None and not is_led
-    return hangs or not any(item.is_alive for item in found)
+    return hangs or not any(item.is_alive for item in containers)
 
 
 # -- what is saved here ----------------------------------------------------------------------------

@@ -50,22 +50,22 @@ def connect() -> Any:
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(_LIMIT_S)
                 probe.connect(f"/{path.lstrip('/')}")
-        found = {"base_url": engine, **docker.utils.kwargs_from_env()}
-        return docker.APIClient(**found, version="auto", timeout=_LIMIT_S, max_pool_size=64)
+        settings = {"base_url": engine, **docker.utils.kwargs_from_env()}
+        return docker.APIClient(**settings, version="auto", timeout=_LIMIT_S, max_pool_size=64)
 
 
 def host() -> str:
     """Return where the engine listens; desktop engines name a socket of the user in a context."""
-    given = os.environ.get("DOCKER_HOST")
-    if given:
-        return given
+    from_environment = os.environ.get("DOCKER_HOST")
+    if from_environment:
+        return from_environment
     try:
         from docker.context import ContextAPI
 
-        found = str(ContextAPI.get_current_context().Host)
+        address = str(ContextAPI.get_current_context().Host)
     except Exception:  # noqa: BLE001 (not installed, or a damaged file of another program)
-        found = ""
-    return found if found.startswith("unix://") else DEFAULT_HOST
+        address = ""
+    return address if address.startswith("unix://") else DEFAULT_HOST
 
 
 def image(client: Any, reference: str) -> dict[str, Any]:
@@ -172,23 +172,23 @@ def _hint(message: str) -> str:
 
 def _reason(error: BaseException) -> tuple[str, str, type[BackendError]]:
     """Return message, hint and class for the innermost error of a chain."""
-    found: BaseException | None = error
+    cause: BaseException | None = error
     seen = []
-    while found is not None and found not in seen:
-        seen.append(found)
-        if isinstance(found, PermissionError):
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        if isinstance(cause, PermissionError):
             return (
                 "permission denied",
                 "allow this user to use the engine: `sudo usermod -aG docker $USER`; log in again",
                 BackendError,
             )
-        if isinstance(found, (FileNotFoundError, ConnectionRefusedError)):
+        if isinstance(cause, (FileNotFoundError, ConnectionRefusedError)):
             return (
                 "there is no engine",
                 f"is it running? {_START}, or set DOCKER_HOST to another engine",
                 Unreachable,
             )
-        found = _inner(found)
+        cause = _inner(cause)
     message = str(error).strip() or type(error).__name__
     return (
         message,

@@ -204,23 +204,23 @@ def show(request: DockerRequest) -> dict[str, Any]:
 def environment(node: NodeRequest) -> dict[str, str]:
     """Return the variables that the entry of this node is given."""
     pairs = (text.partition("=") for text in node.config["Env"])
-    given = {**{name: value for name, _, value in pairs}, **node.env}
+    env = {**{name: value for name, _, value in pairs}, **node.env}
     # The entry reads this file; a dry run has no such file.
-    given.pop(names.CLOUDJOB_ENV_FILE, None)
-    given.pop(names.CLOUDJOB_DELIVERED, None)
-    return given
+    env.pop(names.CLOUDJOB_ENV_FILE, None)
+    env.pop(names.CLOUDJOB_DELIVERED, None)
+    return env
 
 
 def with_address(config: Mapping[str, Any], address: str) -> dict[str, Any]:
     """Return a container's configuration with its address in the network."""
-    known = copy.deepcopy(dict(config))
+    addressed = copy.deepcopy(dict(config))
     unknown = {f"{name}={UNKNOWN_ADDRESS}": name for name in _ADDRESSES}
-    known["Env"] = [
-        f"{unknown[text]}={address}" if text in unknown else text for text in known["Env"]
+    addressed["Env"] = [
+        f"{unknown[text]}={address}" if text in unknown else text for text in addressed["Env"]
     ]
-    for endpoint in known["NetworkingConfig"]["EndpointsConfig"].values():
+    for endpoint in addressed["NetworkingConfig"]["EndpointsConfig"].values():
         endpoint["IPAMConfig"] = {"IPv4Address": address}
-    return known
+    return addressed
 
 
 _ADDRESSES = (names.MA_CURRENT_IP, names.MA_CURRENT_HOST_IP)
@@ -250,14 +250,14 @@ def _node(
         variables[names.CLOUDJOB_ENV_FILE] = ENV_FILE
     if delivered or len(hosts) > 1:
         variables[names.CLOUDJOB_DELIVERED] = DELIVERED
-    shown = [
+    visible_env = [
         f"{name}={value}" for name, value in sorted(variables.items()) if name not in delivered
     ]
     config = {
         **common,
         "Hostname": short,
         "Domainname": domain,
-        "Env": shown,
+        "Env": visible_env,
         "HostConfig": {**common["HostConfig"], **_devices(spec, index)},
         "Labels": {**common["Labels"], NODE_LABEL: str(index), NAME_LABEL: short},
         "NetworkingConfig": {"EndpointsConfig": {network: {"Aliases": [short, host]}}},
@@ -286,8 +286,8 @@ def _devices(spec: JobSpec, node: int) -> dict[str, Any]:
     gpus = spec.docker.gpus
     if not gpus:
         return {}
-    own = [str(gpu) for gpu in range(node * gpus, (node + 1) * gpus)]
-    return {"DeviceRequests": [{"Driver": "", "DeviceIDs": own, "Capabilities": [["gpu"]]}]}
+    device_ids = [str(gpu) for gpu in range(node * gpus, (node + 1) * gpus)]
+    return {"DeviceRequests": [{"Driver": "", "DeviceIDs": device_ids, "Capabilities": [["gpu"]]}]}
 
 
 def _gpus(spec: JobSpec) -> dict[str, str]:

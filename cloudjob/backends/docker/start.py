@@ -74,9 +74,9 @@ def _make_network(client: Any, request: DockerRequest) -> list[str]:
     }
     for attempt in range(3):
         with engine.translate_errors(doing):
-            made = client.create_network(**options)["Id"]
-            pool = client.inspect_network(made)["IPAM"]["Config"][0]
-            client.remove_network(made)
+            network_id = client.create_network(**options)["Id"]
+            pool = client.inspect_network(network_id)["IPAM"]["Config"][0]
+            client.remove_network(network_id)
         pool = {key: pool[key] for key in ("Subnet", "Gateway") if key in pool}
         try:
             with engine.translate_errors(doing):
@@ -103,7 +103,7 @@ def _make_containers(
 ) -> None:
     key = new_ssh_key() if request.has_key else b""
     hosts = tuple(node.host for node in request.nodes)
-    known = [
+    fixed_hosts = [
         f"{name}:{address}"
         for names, address in zip(request.aliases, addresses, strict=False)
         for name in names
@@ -114,16 +114,16 @@ def _make_containers(
         config = requests.with_address(node.config, addresses[index])
         if not has_driver:
             del config["HostConfig"]["LogConfig"]
-        if known:
-            config["HostConfig"]["ExtraHosts"] = known
+        if fixed_hosts:
+            config["HostConfig"]["ExtraHosts"] = fixed_hosts
         with engine.translate_errors(f"creating the container {node.name}"):
-            made = client.create_container_from_config(config, node.name)["Id"]
+            container_id = client.create_container_from_config(config, node.name)["Id"]
             archive = delivery.archive(node, hosts, key, with_entry=with_entry)
-            client.put_archive(made, "/", archive)
-        return str(made)
+            client.put_archive(container_id, "/", archive)
+        return str(container_id)
 
-    def start(made: str) -> None:
+    def start(container_id: str) -> None:
         with engine.translate_errors(f"starting job {request.job}"):
-            client.start(made)
+            client.start(container_id)
 
     engine.for_each(engine.for_each(range(len(request.nodes)), make), start)

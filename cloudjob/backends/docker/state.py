@@ -78,9 +78,9 @@ class Container:
         """Whether the engine no longer has it."""
         return self.native == _REMOVED
 
-    def inspected(self, found: Mapping[str, Any]) -> Container:
+    def inspected(self, details: Mapping[str, Any]) -> Container:
         """Return a copy with the values that ``inspect`` returned."""
-        state = found["State"]
+        state = details["State"]
         native = str(state["Status"])
         return replace(
             self,
@@ -94,33 +94,33 @@ class Container:
         )
 
 
-def is_node(found: Mapping[str, Any]) -> bool:
+def is_node(listed: Mapping[str, Any]) -> bool:
     """Return whether an item of the engine's list is a container that a submit has created.
 
     `docker commit` copies labels into an image, and so into each container that is made from it.
     """
     # A container that is being removed may have no name any more.
-    names = [name.lstrip("/") for name in found.get("Names") or ()]
-    return not names or found["Labels"].get(NAME_LABEL) in names
+    names = [name.lstrip("/") for name in listed.get("Names") or ()]
+    return not names or listed["Labels"].get(NAME_LABEL) in names
 
 
-def container(found: Mapping[str, Any]) -> Container:
+def container(summary: Mapping[str, Any]) -> Container:
     """Return a container from an item of the engine's list."""
-    labels = found["Labels"]
-    names = found.get("Names") or ["/"]
+    labels = summary["Labels"]
+    names = summary.get("Names") or ["/"]
     return Container(
-        id=found["Id"],
+        id=summary["Id"],
         node=int(labels[NODE_LABEL]),
         host=names[0].lstrip("/"),
-        native=str(found["State"]).lower(),
+        native=str(summary["State"]).lower(),
         labels=labels,
     )
 
 
-def absent_nodes(found: Sequence[Container]) -> list[int]:
+def absent_nodes(containers: Sequence[Container]) -> list[int]:
     """Return the nodes of a job without a container; there is one container at least."""
-    nodes = int(found[0].labels.get(NODES_LABEL, "0"))
-    return sorted({*range(nodes)} - {item.node for item in found})
+    nodes = int(containers[0].labels.get(NODES_LABEL, "0"))
+    return sorted({*range(nodes)} - {item.node for item in containers})
 
 
 def removed(node: int, beside: Container, noticed_at: float) -> Container:
@@ -136,7 +136,7 @@ def removed(node: int, beside: Container, noticed_at: float) -> Container:
 
 
 def seen_nodes(
-    found: Sequence[Container], reported: Collection[str] = ()
+    containers: Sequence[Container], reported: Collection[str] = ()
 ) -> list[supervision.Node]:
     """Return the nodes of a job, by their numbers, as the rules of supervision see them.
 
@@ -144,7 +144,7 @@ def seen_nodes(
         found: The containers; those that are over are inspected.
         reported: The ids of those whose end was reported to the head.
     """
-    by_node = {item.node: item for item in found}
+    by_node = {item.node: item for item in containers}
     # A container that is not there may not be created yet.
     missing = supervision.Node()
     return [
@@ -160,39 +160,39 @@ def _seen(item: Container, reported: Collection[str]) -> supervision.Node:
     return supervision.Node(False, item.exit_code, ended_at, item.id in reported)
 
 
-def unended_status(found: list[Container]) -> NativeStatus:
+def unended_status(containers: list[Container]) -> NativeStatus:
     """Return the status of a job that has not ended, from its containers; there is one at least."""
-    item = _head(found) or found[0]
+    item = _head(containers) or containers[0]
     return unended(_STATES.get(item.native, JobState.UNKNOWN), item.native)
 
 
-def ended_status(found: list[Container], *, is_cancelled: bool) -> Ended:
+def ended_status(containers: list[Container], *, is_cancelled: bool) -> Ended:
     """Return the status of a job that has ended, from its containers; there is one at least."""
-    head = _head(found)
-    cause, failure = _end(head, found, is_cancelled=is_cancelled)
-    starts = [item.started_at for item in found if item.started_at]
-    ends = [item.ended_at for item in found if item.ended_at]
+    head = _head(containers)
+    cause, failure = _end(head, containers, is_cancelled=is_cancelled)
+    starts = [item.started_at for item in containers if item.started_at]
+    ends = [item.ended_at for item in containers if item.ended_at]
     return Ended(
         head.native if head else "removed",
         cause,
         failure,
         started_at=min(starts, default=None),
         ended_at=(head.ended_at if head else "") or max(ends, default=None),
-        reason=_reason(found),
+        reason=_reason(containers),
         stop=Stop.OUTSIDE,
     )
 
 
-def _head(found: list[Container]) -> Container | None:
-    return next((item for item in found if item.node == 0), None)
+def _head(containers: list[Container]) -> Container | None:
+    return next((item for item in containers if item.node == 0), None)
 
 
 def _end(
-    head: Container | None, found: list[Container], *, is_cancelled: bool
+    head: Container | None, containers: list[Container], *, is_cancelled: bool
 ) -> tuple[Cause, Failure | None]:
     """Return what ended a job, and its failure."""
     code = head.exit_code if head else None
-    are_new = any(item.is_new for item in found)
+    are_new = any(item.is_new for item in containers)
     if code == 0 and not are_new:
         # Even if it was cancelled: the head was already storing its record.
         return Cause.NONE, None
@@ -232,12 +232,12 @@ def all_removed(*, is_cancelled: bool) -> Ended:
     )
 
 
-def with_failed_node(status: Ended, found: list[Container]) -> Ended:
+def with_failed_node(status: Ended, containers: list[Container]) -> Ended:
     """Return the status of a job whose head we ended because a worker failed: that worker's."""
-    index = supervision.first_failed(seen_nodes(found))
+    index = supervision.first_failed(seen_nodes(containers))
     if index is None or status.cause is Cause.NONE:
         return status
-    first = next(item for item in found if item.node == index)
+    first = next(item for item in containers if item.node == index)
     failure = Failure(first.node, exit_code=first.exit_code, message=_how(first))
     return replace(status, failure=failure, stop=Stop.PLATFORM)
 
@@ -285,9 +285,9 @@ def load(data: bytes) -> Ended:
         raise ValueError(f"it is not valid: {error!r}") from error
 
 
-def _reason(found: list[Container]) -> str:
+def _reason(containers: list[Container]) -> str:
     """Return which nodes ran out of memory, which the entry cannot know."""
-    full = [item for item in found if item.is_out_of_memory]
+    full = [item for item in containers if item.is_out_of_memory]
     if not full:
         return ""
     nodes = ", ".join(f"node {item.node} ({item.host})" for item in full)

@@ -180,11 +180,11 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         *items, body = requests.objects(request, key)
         namespace = request.job_names.namespace
 
-        made: list[str] = []
+        created: list[str] = []
 
         def create(item: dict[str, Any]) -> None:
             client.create(_RESOURCES[item["kind"]], namespace, item, JOB_LABEL)
-            made.append(item["kind"])
+            created.append(item["kind"])
 
         def remove(item: dict[str, Any]) -> None:
             kind, name = item["kind"], item["metadata"]["name"]
@@ -203,7 +203,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                     _for_each([item for item in items if item["kind"] == SERVICE.kind], remove)
                 except BackendError as left:
                     # Without a login nothing was created.
-                    is_refused = isinstance(error, NotAuthorised) and not made
+                    is_refused = isinstance(error, NotAuthorised) and not created
                     if isinstance(error, BackendError) and not is_refused:
                         raise Unanswered(error.message, hint=error.hint) from left
                 raise
@@ -283,15 +283,15 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             decision = ending.decide(job, stage, pods, waits, self._now_s())
             if decision and not self._carry_out(decision, client, where, handle, job):
                 decision = None
-        found = state.status_of(
+        current = state.status_of(
             where.engine, job, pods, is_cancelled=is_cancelled, waits=waits, decision=decision
         )
-        if is_cancelled and any(pod.is_cut_off for pod in pods) and not found.state.is_final:
+        if is_cancelled and any(pod.is_cut_off for pod in pods) and not current.state.is_final:
             # Such a pod never ends, so report it to the user who waits.
             since_s = self._waiting_s.setdefault(handle, time.monotonic())
-            doing = f"cancelling {where.job_names.job}: {found.native}"
+            doing = f"cancelling {where.job_names.job}: {current.native}"
             self._notices.report(since_s, doing, "`cloudjob cancel --now` does not wait for it")
-        return found
+        return current
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
         """Return the status of many jobs from one list of jobs and one of pods per namespace."""
@@ -299,15 +299,15 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         for handle in handles:
             cluster, engine, job_names = _parse_handle(handle)
             groups.setdefault((cluster, job_names.namespace, engine), {})[handle] = job_names
-        found: dict[str, NativeStatus | None] = {}
+        status_of: dict[str, NativeStatus | None] = {}
         for (cluster, namespace, engine), names_by_handle in groups.items():
             # Users who may read a job are not always allowed to list jobs.
             with contextlib.suppress(errors.AccessDenied):
-                found |= _listed(self._client(cluster), namespace, engine, names_by_handle)
+                status_of |= _listed(self._client(cluster), namespace, engine, names_by_handle)
         # Of these, only ``status`` knows that they were cancelled.
         return {
             handle: status
-            for handle, status in found.items()
+            for handle, status in status_of.items()
             if status or self._deletion_note(_parse_handle(handle).job_names.job) is None
         }
 
@@ -594,7 +594,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def events(self, handle: str) -> list[Event]:
         where = _parse_handle(handle)
-        found = events.of_job(self._client(where.cluster), where.job_names)
+        job_events = events.of_job(self._client(where.cluster), where.job_names)
         return [
             Event(
                 at=waiting.moment(item),
@@ -602,7 +602,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 source=f"{item['involvedObject'].get('kind')}/{item['involvedObject'].get('name')}",
                 message=f"{item.get('reason')}: {' '.join(str(item.get('message')).split())}",
             )
-            for item in sorted(found, key=waiting.moment)
+            for item in sorted(job_events, key=waiting.moment)
         ]
 
     # -- the cluster --------------------------------------------------------------------------
@@ -717,11 +717,11 @@ def _listed(
         label = engine.selector(Names("x", "")).partition("=")[0]
         for pod in client.list(POD.path(namespace), doing, {"labelSelector": label})["items"]:
             pods.setdefault(f"{label}={pod['metadata']['labels'].get(label)}", []).append(pod)
-    found: dict[str, NativeStatus | None] = {}
+    status_of: dict[str, NativeStatus | None] = {}
     for handle, job_names in names_by_handle.items():
         job = by_name.get(job_names.name)
         if job is None:
-            found[handle] = None
+            status_of[handle] = None
             continue
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         nodes = [
@@ -731,8 +731,8 @@ def _listed(
         decision = ending.decision_of(job)
         status = state.status_of(engine, job, nodes, is_cancelled=is_cancelled, decision=decision)
         if not status.state.is_final:
-            found[handle] = status
-    return found
+            status_of[handle] = status
+    return status_of
 
 
 def _for_each(items: list[dict[str, Any]], act: Callable[[dict[str, Any]], None]) -> None:

@@ -163,45 +163,47 @@ def _needs(client: Client, request: KubernetesRequest) -> Iterator[Check]:
 
     What the user may not read is not checked.
     """
-    own, needs = request.job_names, volumes.needs_of(request.body)
+    job_names, needs = request.job_names, volumes.needs_of(request.body)
     for path in sorted(needs.host_paths):
-        found = "it is another folder on each machine, and many clusters forbid it"
+        warning = "it is another folder on each machine, and many clusters forbid it"
         hint = "use a persistentVolumeClaim, unless every machine mounts the same disk there"
-        yield Check(f"hostPath {path}", False, found, hint, is_needed=False)
+        yield Check(f"hostPath {path}", False, warning, hint, is_needed=False)
     uses: dict[tuple[Resource, str], Use | set[str]] = dict(needs.objects)
     uses.update({(CLAIM, name): use for name, use in needs.claims.items()})
     for (resource, name), used in uses.items():
-        if name in (own.entry, own.delivery):
+        if name in (job_names.entry, job_names.delivery):
             continue
         title = f"{resource.kind} {name}"
         try:
-            found_object = client.get(resource.path(own.namespace, name), f"looking for {title}")
+            found_object = client.get(
+                resource.path(job_names.namespace, name), f"looking for {title}"
+            )
             if isinstance(used, Use):
                 yield _claim(client, title, found_object, used, request.submission.spec.nodes)
             else:
                 yield _object(title, found_object, used)
         except ObjectNotFound:
-            hint = f"`kubectl get {resource.plural} -n {own.namespace}` lists them"
-            yield Check(title, False, f"there is none in {own.namespace}", hint)
+            hint = f"`kubectl get {resource.plural} -n {job_names.namespace}` lists them"
+            yield Check(title, False, f"there is none in {job_names.namespace}", hint)
         except AccessDenied:
             continue
         except BackendError as error:
             yield Check(title, False, error.message, error.hint)
 
 
-def _object(title: str, found: Mapping[str, Any], used: set[str]) -> Check:
+def _object(title: str, existing: Mapping[str, Any], used: set[str]) -> Check:
     """Check that a Secret or a ConfigMap has the keys that are used."""
-    held = {*(found.get("data") or {}), *(found.get("binaryData") or {})}
+    held = {*(existing.get("data") or {}), *(existing.get("binaryData") or {})}
     missing = ", ".join(sorted(used - held))
     hint = f"it has {', '.join(sorted(held)) or 'nothing'}"
     return Check(title, not missing, f"it has no {missing}" if missing else "exists", hint)
 
 
-def _claim(client: Client, title: str, found: Mapping[str, Any], use: Use, nodes: int) -> Check:
-    is_bound = (found.get("status") or {}).get("phase") == "Bound"
-    may_wait = not is_bound and _binds_late(client, found)
-    doubt = volumes.doubt_of(found, use, nodes, binds_late=may_wait)
-    modes = ", ".join((found.get("spec") or {}).get("accessModes") or ())
+def _claim(client: Client, title: str, claim: Mapping[str, Any], use: Use, nodes: int) -> Check:
+    is_bound = (claim.get("status") or {}).get("phase") == "Bound"
+    may_wait = not is_bound and _binds_late(client, claim)
+    doubt = volumes.doubt_of(claim, use, nodes, binds_late=may_wait)
+    modes = ", ".join((claim.get("spec") or {}).get("accessModes") or ())
     text = f"{doubt.value} ({modes})"
     return Check(title, doubt is Doubt.NONE, text, CLAIM_HINTS[doubt])
 
@@ -212,11 +214,11 @@ def _binds_late(client: Client, claim: Mapping[str, Any]) -> bool:
     if not name:
         return False
     try:
-        found = client.get(f"{_CLASSES}/{name}", f"looking for the storage class {name}")
+        storage_class = client.get(f"{_CLASSES}/{name}", f"looking for the storage class {name}")
     except (ObjectNotFound, AccessDenied):
         # A static volume may have a class that exists only as a name.
         return True
-    return str(found.get("volumeBindingMode")) == "WaitForFirstConsumer"
+    return str(storage_class.get("volumeBindingMode")) == "WaitForFirstConsumer"
 
 
 def _queue(client: Client, spec: JobSpec | None, engine: Engine) -> list[Check]:

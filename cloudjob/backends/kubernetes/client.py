@@ -64,11 +64,11 @@ class Client:
         except ApiError as error:
             if error.status != errors.CONFLICT or not name:
                 raise
-            found = self.get(resource.path(namespace, name), doing)
+            existing = self.get(resource.path(namespace, name), doing)
             expected = body["metadata"].get("labels", {}).get(label)
-            if found["metadata"].get("labels", {}).get(label) != expected:
+            if existing["metadata"].get("labels", {}).get(label) != expected:
                 raise
-            return found
+            return existing
 
     def post(
         self, path: str, body: Mapping[str, Any], doing: str, query: Query | None = None
@@ -96,17 +96,17 @@ class Client:
         while True:
             page = {**(query or {}), "limit": "500", **({"continue": more} if more else {})}
             try:
-                found = self.get(path, doing, page)
+                page_items = self.get(path, doing, page)
             except ApiError as error:
                 if error.status != errors.GONE or not more:
                     raise
                 # The server no longer has the rest of the list: start from its beginning.
                 more, items = "", []
                 continue
-            items += found.get("items") or []
-            more = str((found.get("metadata") or {}).get("continue") or "")
+            items += page_items.get("items") or []
+            more = str((page_items.get("metadata") or {}).get("continue") or "")
             if not more:
-                return {**found, "items": items}
+                return {**page_items, "items": items}
 
     # -- streams ------------------------------------------------------------------------------
 

@@ -195,14 +195,14 @@ def to_create(engine: Engine) -> list[Permission]:
 
 def required(engine: Engine) -> list[Permission]:
     """Return every permission that is needed to submit a job and to follow it."""
-    own = [SECRET, CONFIG_MAP, *[SERVICE] * engine.needs_services]
+    created = [SECRET, CONFIG_MAP, *[SERVICE] * engine.needs_services]
     return [
         *to_create(engine),
         Permission("get", engine.resource),
         Permission("create", SECRET),
         Permission("create", CONFIG_MAP),
         # The job becomes their owner when it exists.
-        *(Permission("patch", resource) for resource in own),
+        *(Permission("patch", resource) for resource in created),
         *(Permission(verb, POD) for verb in ("get", "list", "watch")),
         Permission("get", POD, "log"),
     ]

@@ -35,8 +35,8 @@ class Limits(NamedTuple):
 
 def limits_of(job: Mapping[str, Any]) -> Limits:
     """Return the limits of a job; none if an earlier version has submitted it."""
-    found = job["metadata"].get("annotations") or {}
-    return Limits(*(_minutes(found.get(name)) * 60 for name in (START_TIMEOUT, PENDING)))
+    notes = job["metadata"].get("annotations") or {}
+    return Limits(*(_minutes(notes.get(name)) * 60 for name in (START_TIMEOUT, PENDING)))
 
 
 def _minutes(text: object) -> float:

@@ -177,8 +177,8 @@ class Engine(ABC):
 def _with_limits(metadata: Mapping[str, Any], spec: JobSpec) -> dict[str, Any]:
     """Return metadata with the limits of the job, so that every machine knows them."""
     limits = {START_TIMEOUT: spec.start_timeout_min, PENDING: spec.kubernetes.pending_min}
-    own = {name: f"{minutes:g}" for name, minutes in limits.items() if minutes}
-    return {**metadata, "annotations": {**(metadata.get("annotations") or {}), **own}}
+    limiting = {name: f"{minutes:g}" for name, minutes in limits.items() if minutes}
+    return {**metadata, "annotations": {**(metadata.get("annotations") or {}), **limiting}}
 
 
 def numbered(pod: str, prefix: str) -> int | None:
@@ -226,13 +226,13 @@ def job_manifest(
         body: The value of ``spec``.
     """
     metadata = {"name": job_names.name, "namespace": job_names.namespace}
-    made = {
+    manifest = {
         "apiVersion": resource.api_version,
         "kind": resource.kind,
         "metadata": {**metadata, **_with_limits(pods.metadata(submission), submission.spec)},
         "spec": body,
     }
-    patched = dict(merged(made, submission.spec.kubernetes.job))
+    patched = dict(merged(manifest, submission.spec.kubernetes.job))
     # Set after the patch, which must not change them: cloudjob finds the job by these.
     patched["metadata"] = pods.with_own_labels(patched.get("metadata"), submission) | metadata
     return patched

@@ -76,10 +76,10 @@ def api_error(doing: str, status: int, body: bytes, *, is_made: bool = False) ->
 def _message_and_reason(body: bytes) -> tuple[str, str]:
     """Return the message and reason of a ``Status``, or the first line of any other answer."""
     try:
-        found: Any = json.loads(body)
+        answer: Any = json.loads(body)
     except ValueError:
         return body.decode("utf-8", "replace").strip().partition("\n")[0][:500], ""
-    if not isinstance(found, dict):
+    if not isinstance(answer, dict):
         return "", ""
-    text = " ".join(str(found.get("message") or "").split())
-    return text, str(found.get("reason") or "")
+    text = " ".join(str(answer.get("message") or "").split())
+    return text, str(answer.get("reason") or "")

@@ -27,8 +27,8 @@ Event = Mapping[str, Any]
 
 def of_job(client: Client, job_names: Names) -> list[dict[str, Any]]:
     """Return the events of the job's objects: all of them have names that begin with its own."""
-    found = client.list(EVENT.path(job_names.namespace), f"reading the events of {job_names.job}")
-    return [item for item in found["items"] if _is_ours(_object_name(item), job_names.name)]
+    listed = client.list(EVENT.path(job_names.namespace), f"reading the events of {job_names.job}")
+    return [item for item in listed["items"] if _is_ours(_object_name(item), job_names.name)]
 
 
 def explained(client: Client, job_names: Names, pods: list[Pod]) -> list[Pod]:
@@ -44,16 +44,16 @@ def explained(client: Client, job_names: Names, pods: list[Pod]) -> list[Pod]:
     with contextlib.suppress(BackendError):
         # A pod of an earlier attempt may have had the same name.
         named = _named(client, job_names, first.name)
-        found = [item for item in named if _is_after(item, first.created_at)]
-        took = _pull_time(client, job_names, pods) if _is_pulling(found) else ""
+        pod_events = [item for item in named if _is_after(item, first.created_at)]
+        took = _pull_time(client, job_names, pods) if _is_pulling(pod_events) else ""
         assert first.wait is not None
-        better = replace(first, wait=waiting.with_events(first.wait, found, took))
+        better = replace(first, wait=waiting.with_events(first.wait, pod_events, took))
         return [better if pod is first else pod for pod in pods]
     return pods
 
 
-def _is_pulling(found: list[dict[str, Any]]) -> bool:
-    last = max(found, key=waiting.moment, default={})
+def _is_pulling(pod_events: list[dict[str, Any]]) -> bool:
+    last = max(pod_events, key=waiting.moment, default={})
     return last.get("reason") == "Pulling"
 
 
@@ -73,7 +73,7 @@ def waits(
     A reason that something newer has made obsolete is left out. Users who may not read events and
     pod groups may still submit.
     """
-    found: list[Wait] = []
+    job_waits: list[Wait] = []
     group = _group_name(engine, job_names, job)
     scheduled_at, unschedulable = "", None
     with contextlib.suppress(BackendError):
@@ -90,10 +90,12 @@ def waits(
         # Each refused pod has a name of its own, and with it an event.
         since = min(map(waiting.first_moment, creates), default="")
         nodes = engine.nodes(job)
-        found += [_wait(WaitPhase.CREATION, item, since=since, nodes=nodes) for item in creates]
-        found += [unschedulable] if unschedulable else []
-        found += [_wait(WaitPhase.QUEUE, item) for item in others if _is_after(item, scheduled_at)]
-    return [*found, unschedulable] if unschedulable else found
+        job_waits += [_wait(WaitPhase.CREATION, item, since=since, nodes=nodes) for item in creates]
+        job_waits += [unschedulable] if unschedulable else []
+        job_waits += [
+            _wait(WaitPhase.QUEUE, item) for item in others if _is_after(item, scheduled_at)
+        ]
+    return [*job_waits, unschedulable] if unschedulable else job_waits
 
 
 def losses(client: Client, job_names: Names) -> list[Wait]:
@@ -102,11 +104,11 @@ def losses(client: Client, job_names: Names) -> list[Wait]:
     query = {"fieldSelector": f"involvedObject.kind=Pod{kinds}"}
     with contextlib.suppress(BackendError):
         doing = f"reading why pods of {job_names.job} were removed"
-        found = client.list(EVENT.path(job_names.namespace), doing, query)["items"]
-        ours = [item for item in found if _is_ours(_object_name(item), job_names.name)]
-        known = [item for item in ours if _is_of_removal(item)]
-        known.sort(key=waiting.moment, reverse=True)
-        return [_loss(item) for item in known]
+        listed = client.list(EVENT.path(job_names.namespace), doing, query)["items"]
+        ours = [item for item in listed if _is_ours(_object_name(item), job_names.name)]
+        removals = [item for item in ours if _is_of_removal(item)]
+        removals.sort(key=waiting.moment, reverse=True)
+        return [_loss(item) for item in removals]
     return []
 
 
@@ -150,10 +152,10 @@ def _named(client: Client, job_names: Names, name: str, more: str = "") -> list[
     """Return the events of one object: a namespace may have a hundred thousand."""
     query = {"fieldSelector": f"involvedObject.name={name}{more}"}
     doing = f"reading the events of {name}"
-    found: list[dict[str, Any]] = client.list(EVENT.path(job_names.namespace), doing, query)[
+    named_events: list[dict[str, Any]] = client.list(EVENT.path(job_names.namespace), doing, query)[
         "items"
     ]
-    return found
+    return named_events
 
 
 def _is_of_create(warning: Event) -> bool:
@@ -173,8 +175,8 @@ def _is_after(warning: Event, at: str) -> bool:
     return not at or waiting.moment(warning)[:19] >= at[:19]
 
 
-def _is_ours(name: str, own: str) -> bool:
-    return name == own or name.startswith(f"{own}-")
+def _is_ours(name: str, job_name: str) -> bool:
+    return name == job_name or name.startswith(f"{job_name}-")
 
 
 def _object_name(item: Event) -> str:

@@ -66,8 +66,10 @@ def find(options: Mapping[str, object], environ: Mapping[str, str], user_home: P
             f"looking for the context {context} in {files or 'a kubeconfig'}: there is none{guess}",
             hint=f"it has {', '.join(sorted(contexts))}" if contexts else "is the file right?",
         )
-    own = str((contexts.get(context) or {}).get("namespace") or "")
-    return Cluster(files, context, namespace or own or _DEFAULT_NAMESPACE, is_named=bool(named))
+    its_namespace = str((contexts.get(context) or {}).get("namespace") or "")
+    return Cluster(
+        files, context, namespace or its_namespace or _DEFAULT_NAMESPACE, is_named=bool(named)
+    )
 
 
 def kubectl(program: str, cluster: Cluster) -> list[str]:
@@ -91,11 +93,11 @@ def entries(files: str, kind: str) -> dict[str, Any]:
     Raises:
         UsageError: A file cannot be read, or is not a kubeconfig.
     """
-    found: dict[str, Any] = {}
+    entry_of: dict[str, Any] = {}
     for loaded in _loaded(files):
-        own = {item["name"]: item.get(kind[:-1]) or {} for item in loaded.get(kind) or ()}
-        found = {**own, **found}
-    return found
+        of_file = {item["name"]: item.get(kind[:-1]) or {} for item in loaded.get(kind) or ()}
+        entry_of = {**of_file, **entry_of}
+    return entry_of
 
 
 def _loaded(files: str) -> Iterator[dict[str, Any]]:
@@ -211,8 +213,8 @@ def _user(cluster: Cluster, doing: str) -> Mapping[str, Any]:
             f"{doing}: the context names the user {name}, which the kubeconfig lacks",
             hint="`kubectl config view` shows users and contexts",
         )
-    found: Mapping[str, Any] = users[name] or {}
-    return found
+    user: Mapping[str, Any] = users[name] or {}
+    return user
 
 
 def _impersonation_headers(user: Mapping[str, Any], doing: str) -> Iterator[tuple[str, str]]:

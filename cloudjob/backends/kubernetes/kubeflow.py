@@ -38,14 +38,14 @@ def replicas(count: int, template: dict[str, Any]) -> dict[str, Any]:
     return {"replicas": count, "restartPolicy": policy, "template": template}
 
 
-def run_policy(spec: JobSpec, own: Mapping[str, Any]) -> dict[str, Any]:
+def run_policy(spec: JobSpec, policy_of_kind: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``runPolicy`` of a Kubeflow-style operator.
 
     Args:
         own: The fields that only this operator needs; they come first.
     """
     options = spec.kubernetes
-    policy: dict[str, Any] = {**own, **kept_after_end(options)}
+    policy: dict[str, Any] = {**policy_of_kind, **kept_after_end(options)}
     scheduling: dict[str, Any] = {"minAvailable": spec.nodes}
     if options.queue:
         scheduling["queue"] = options.queue

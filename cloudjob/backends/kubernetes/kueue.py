@@ -108,8 +108,8 @@ def wait(client: Client, job: Mapping[str, Any]) -> Wait | None:
                 return None
             position = _position(client, workload, queued.queue)
             text = f"queue {queued.queue}: {position}{queued.why}"
-            found = waiting.trouble(WaitPhase.QUEUE, queued.since, "", text)
-            return replace(found, outlook=Outlook.STUCK) if queued.is_hopeless else found
+            trouble = waiting.trouble(WaitPhase.QUEUE, queued.since, "", text)
+            return replace(trouble, outlook=Outlook.STUCK) if queued.is_hopeless else trouble
     return None
 
 

@@ -78,9 +78,9 @@ class Place:
         """The path of a pod's log."""
         return f"{POD.path(self.namespace, pod)}/log"
 
-    def pod(self, found: Mapping[str, Any]) -> Pod:
+    def pod(self, manifest: Mapping[str, Any]) -> Pod:
         """Return a pod of the API's list."""
-        return pod_of(found, self.node_of, self.container)
+        return pod_of(manifest, self.node_of, self.container)
 
     def is_requested(self, pod: Pod) -> bool:
         """Whether the log of this pod is requested."""
@@ -89,10 +89,10 @@ class Place:
 
 def pods(client: Client, place: Place) -> tuple[list[Pod], str]:
     """Return the pods of a job by node, and the resource version of this list."""
-    found = client.list(place.pods, f"looking for the pods of job {place.job}", place.selector)
-    items = [place.pod(item) for item in found["items"]]
+    listed = client.list(place.pods, f"looking for the pods of job {place.job}", place.selector)
+    items = [place.pod(item) for item in listed["items"]]
     items.sort(key=lambda pod: (pod.node if pod.node is not None else -1, pod.created_at))
-    return items, str(found["metadata"].get("resourceVersion") or "")
+    return items, str(listed["metadata"].get("resourceVersion") or "")
 
 
 def read_all(client: Client, place: Place) -> Iterator[Piece]:
@@ -101,10 +101,10 @@ def read_all(client: Client, place: Place) -> Iterator[Piece]:
     Raises:
         BackendError: A log cannot be read; all others have been yielded.
     """
-    found, _ = pods(client, place)
-    saved = _saved_logs(place, found)
+    existing, _ = pods(client, place)
+    saved = _saved_logs(place, existing)
     errors: list[BackendError] = []
-    for pod in found:
+    for pod in existing:
         yield from _read_saved(saved, pod.node)
         saved = [item for item in saved if item[0] != pod.node]
         if place.is_requested(pod) and pod.has_started:
@@ -273,8 +273,8 @@ class _Follower:
 
     def start(self) -> None:
         """Start with the pods that exist."""
-        found, version = pods(self._client, self._place)
-        self._add_pods(found)
+        existing, version = pods(self._client, self._place)
+        self._add_pods(existing)
         self.streams.add(lambda: self._watch(version))
 
     @property
@@ -292,9 +292,9 @@ class _Follower:
         Raises:
             BackendError: A log could not be read to its end in that time.
         """
-        found, _ = pods(self._client, self._place)
-        self._add_pods(found)
-        running = {pod.uid for pod in found if not (pod.is_over or pod.is_cut_off)}
+        existing, _ = pods(self._client, self._place)
+        self._add_pods(existing)
+        running = {pod.uid for pod in existing if not (pod.is_over or pod.is_cut_off)}
         with self._lock:
             if not (self._reading and self.streams.is_taken):
                 return self.streams.is_taken
@@ -307,9 +307,9 @@ class _Follower:
             raise _incomplete_error(unread)
         return silent_s > _LAST_RUNNING_S
 
-    def _add_pods(self, found: list[Pod]) -> None:
-        self._on_pods(found)
-        for pod in found:
+    def _add_pods(self, listed: list[Pod]) -> None:
+        self._on_pods(listed)
+        for pod in listed:
             if not (self._place.is_requested(pod) and pod.has_started):
                 continue
             with self._lock:
@@ -400,10 +400,10 @@ class _Follower:
         """Return the pod as it is now, None when it is gone or another has its name."""
         path = POD.path(self._place.namespace, pod.name)
         try:
-            found = self._client.get(path, f"reading the state of node {pod.node}")
+            current = self._client.get(path, f"reading the state of node {pod.node}")
         except errors.ObjectNotFound:
             return None
-        now = self._place.pod(found)
+        now = self._place.pod(current)
         return now if now.uid == pod.uid else None
 
     def _watch(self, version: str) -> Iterator[Piece]:
@@ -411,8 +411,8 @@ class _Follower:
         while not self.streams.is_stopped:
             if not version:
                 # The server no longer has the version from which we would resume.
-                found, version = pods(self._client, self._place)
-                self._add_pods(found)
+                existing, version = pods(self._client, self._place)
+                self._add_pods(existing)
             try:
                 version = self._watch_once(version)
             except ApiError as error:
@@ -446,15 +446,15 @@ class _Follower:
 
     def _handle_event(self, event: dict[str, Any], version: str) -> str:
         """Handle one event and return its version; empty if the server no longer has it."""
-        found = event.get("object") or {}
+        changed = event.get("object") or {}
         if event.get("type") == "ERROR":
             return ""
         if event.get("type") == "DELETED":
             with self._lock:
-                self._over.add(found["metadata"]["uid"])
+                self._over.add(changed["metadata"]["uid"])
         elif event.get("type") in ("ADDED", "MODIFIED"):
-            self._add_pods([self._place.pod(found)])
-        return str((found.get("metadata") or {}).get("resourceVersion") or version)
+            self._add_pods([self._place.pod(changed)])
+        return str((changed.get("metadata") or {}).get("resourceVersion") or version)
 
 
 def _read(client: Client, place: Place, pod: Pod) -> Iterator[Piece]:
@@ -532,9 +532,9 @@ def _saving(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
                     new.unlink()
 
 
-def _saved_logs(place: Place, found: list[Pod]) -> list[tuple[int, Path]]:
+def _saved_logs(place: Place, pods_there: list[Pod]) -> list[tuple[int, Path]]:
     """Return node and file of each saved log whose pod is not among ``found``, oldest first."""
-    existing = {pod.uid for pod in found}
+    existing = {pod.uid for pod in pods_there}
     saved = []
     for path in place.folder.glob("*.log"):
         number, _, uid = path.stem.partition("-")

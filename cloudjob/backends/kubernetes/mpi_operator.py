@@ -54,13 +54,13 @@ class MpiOperator(Engine):
         spec = submission.spec
         options = spec.kubernetes
         hosts = self.hosts(job_names.name, spec.nodes)
-        given = pod.variables(submission, hosts, job_names.name)
+        env = pod.variables(submission, hosts, job_names.name)
         key = {names.CLOUDJOB_SSH_KEY: f"file://{SSH_PATH}/id_rsa"} if spec.nodes > 1 else {}
 
-        def replicas(count: int, command: list[str], own: Mapping[str, str]) -> dict[str, Any]:
-            own = {**own, **key}
+        def replicas(count: int, command: list[str], role_env: Mapping[str, str]) -> dict[str, Any]:
+            role_env = {**role_env, **key}
             template = pod.template(
-                submission, job_names, given, command, own, has_delivery=has_delivery
+                submission, job_names, env, command, role_env, has_delivery=has_delivery
             )
             return kubeflow.replicas(count, template)
 
@@ -82,16 +82,16 @@ class MpiOperator(Engine):
 
     def environment(self, submission: Submission, job_names: Names, node: int) -> dict[str, str]:
         """Return the variables that the entry of a node is given."""
-        given = super().environment(submission, job_names, node)
+        env = super().environment(submission, job_names, node)
         if submission.spec.nodes > 1:
-            given[names.CLOUDJOB_SSH_KEY] = f"file://{SSH_PATH}/id_rsa"
+            env[names.CLOUDJOB_SSH_KEY] = f"file://{SSH_PATH}/id_rsa"
         if node == 0:
-            given[names.OPENMPI_HOST_FILE_PATH] = HOST_FILE
-        return {**given, **_own_host_file(submission)}
+            env[names.OPENMPI_HOST_FILE_PATH] = HOST_FILE
+        return {**env, **_own_host_file(submission)}
 
-    def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
+    def node_of(self, name: str, item: Mapping[str, Any]) -> int | None:
         """Return the node number of this pod."""
-        pod_name = found["metadata"]["name"]
+        pod_name = item["metadata"]["name"]
         if pod_name.startswith(f"{name}-launcher"):
             return 0
         worker = numbered(pod_name, f"{name}-worker-")

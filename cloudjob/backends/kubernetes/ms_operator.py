@@ -64,13 +64,13 @@ class MsOperator(Engine):
         """Return the job's manifest."""
         spec = submission.spec
         hosts = self.hosts(job_names.name, spec.nodes)
-        given = pod.variables(submission, hosts, job_names.name)
+        env = pod.variables(submission, hosts, job_names.name)
 
         def replicas(count: int, *, is_head: bool) -> dict[str, Any]:
             command = _HEAD if is_head else _WORKER
-            own = {names.VC_TASK_INDEX: "0"} if is_head else {}
+            role_env = {names.VC_TASK_INDEX: "0"} if is_head else {}
             template = pod.template(
-                submission, job_names, given, command, own, has_delivery=has_delivery
+                submission, job_names, env, command, role_env, has_delivery=has_delivery
             )
             del template["metadata"]
             return kubeflow.replicas(count, template)
@@ -88,19 +88,19 @@ class MsOperator(Engine):
             "successPolicy": "AllWorkers",
             "msReplicaSpecs": specs,
         }
-        made = engines.job_manifest(RESOURCE, submission, job_names, body)
-        _name_containers(made, _port(spec))
-        return made
+        manifest = engines.job_manifest(RESOURCE, submission, job_names, body)
+        _name_containers(manifest, _port(spec))
+        return manifest
 
     def services(self, submission: Submission, job_names: Names) -> list[dict[str, Any]]:
         """Return a service for each worker, by whose name the head reaches it."""
-        own = pod.labels(submission)
+        job_labels = pod.labels(submission)
         port = int(pod.environment(submission, ("localhost",), 0, "")[names.SSHD_PORT])
         return [
             {
                 "apiVersion": "v1",
                 "kind": "Service",
-                "metadata": {"name": name, "namespace": job_names.namespace, **own},
+                "metadata": {"name": name, "namespace": job_names.namespace, **job_labels},
                 "spec": {
                     "clusterIP": "None",
                     # Clients look up the workers before these are ready.
@@ -118,18 +118,18 @@ class MsOperator(Engine):
 
     def environment(self, submission: Submission, job_names: Names, node: int) -> dict[str, str]:
         """Return the variables that the entry of a node is given."""
-        given = super().environment(submission, job_names, node)
+        env = super().environment(submission, job_names, node)
         if submission.spec.nodes > 1:
-            given[SCHEDULER_PORT] = str(_port(submission.spec))
-        return given
+            env[SCHEDULER_PORT] = str(_port(submission.spec))
+        return env
 
-    def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
+    def node_of(self, name: str, pod_item: Mapping[str, Any]) -> int | None:
         """Return the node number of this pod."""
         # The only worker of a one-node job has the same name as the first of several.
-        for container in (found.get("spec") or {}).get("containers") or ():
+        for container in (pod_item.get("spec") or {}).get("containers") or ():
             if {"name": names.VC_TASK_INDEX, "value": "0"} in (container.get("env") or ()):
                 return 0
-        worker = numbered(found["metadata"]["name"], f"{name}-worker-")
+        worker = numbered(pod_item["metadata"]["name"], f"{name}-worker-")
         return None if worker is None else worker + 1
 
     def selector(self, job_names: Names) -> str:
@@ -138,12 +138,12 @@ class MsOperator(Engine):
 
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
         """Return the state of a job."""
-        found = kubeflow.stage_of_conditions(job, is_cancelled)
+        of_conditions = kubeflow.stage_of_conditions(job, is_cancelled)
         has_begun = bool((job.get("status") or {}).get("startTime"))
-        if is_cancelled and not has_begun and not found.state.is_final:
+        if is_cancelled and not has_begun and not of_conditions.state.is_final:
             # It waits in a queue; if it is scheduled, the operator ends it at once.
-            return found._replace(state=JobState.CANCELLED)
-        return found._replace(has_asked=found.state is JobState.CANCELLED)
+            return of_conditions._replace(state=JobState.CANCELLED)
+        return of_conditions._replace(has_asked=of_conditions.state is JobState.CANCELLED)
 
     def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
         """Return the patch that expires the job, so that the operator deletes its running pods.

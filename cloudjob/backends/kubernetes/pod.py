@@ -87,12 +87,14 @@ def variables(
     Args:
         left_out: The variables that the operator sets in each pod.
     """
-    given = {
+    merged_env = {
         **_OPEN_MPI,
         **environment(submission, hosts, 0, name),
         names.CLOUDJOB_DELIVERY: DELIVERY_PATH,
     }
-    common = {name: value for name, value in given.items() if name not in (*PER_NODE, *left_out)}
+    common = {
+        name: value for name, value in merged_env.items() if name not in (*PER_NODE, *left_out)
+    }
     delivered = undeclared_variables(common, submission.masked_names)
     return Variables({k: v for k, v in sorted(common.items()) if k not in delivered}, delivered)
 
@@ -103,9 +105,9 @@ def environment(
     """Return the variables that the entry of a node is given."""
     spec = submission.spec
     node = submissions.node_env(submission, index, hosts)
-    given = submissions.variables(submission, node, home=HOME, address="0.0.0.0")
+    node_env = submissions.variables(submission, node, home=HOME, address="0.0.0.0")
     return {
-        **given,
+        **node_env,
         names.MA_VJ_NAME: name,
         **{key: value for key, value in _gpus(spec).items() if key not in spec.env},
         **env.write(node),
@@ -115,9 +117,9 @@ def environment(
 def template(
     submission: Submission,
     job_names: Names,
-    given: Variables,
+    job_env: Variables,
     command: list[str],
-    own: Mapping[str, str] | None = None,
+    role_env: Mapping[str, str] | None = None,
     *,
     has_delivery: bool,
 ) -> dict[str, Any]:
@@ -130,11 +132,11 @@ def template(
     """
     spec = submission.spec
     options = spec.kubernetes
-    shown = {**given.shown, **(own or {})}
+    plain_env = {**job_env.shown, **(role_env or {})}
     if not has_delivery:
-        shown.pop(names.CLOUDJOB_DELIVERY)
-    found = volumes(spec, job_names, has_delivery=has_delivery)
-    mounts = [{"name": volume["name"], **mount} for volume, mount in found]
+        plain_env.pop(names.CLOUDJOB_DELIVERY)
+    mounted = volumes(spec, job_names, has_delivery=has_delivery)
+    mounts = [{"name": volume["name"], **mount} for volume, mount in mounted]
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": spec.image,
@@ -142,7 +144,7 @@ def template(
         "args": [exact(argument) for argument in (spec.script, *spec.args)],
         "workingDir": HOME,
         "env": [
-            *({"name": key, "value": exact(value)} for key, value in shown.items()),
+            *({"name": key, "value": exact(value)} for key, value in plain_env.items()),
             *(
                 {"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}}
                 for key, path in _FIELDS.items()
@@ -161,15 +163,15 @@ def template(
         "automountServiceAccountToken": bool(options.service_account),
         "containers": [container],
         # A volume that is mounted at several paths is one volume.
-        "volumes": list({volume["name"]: volume for volume, _ in found}.values()),
+        "volumes": list({volume["name"]: volume for volume, _ in mounted}.values()),
     }
     if deadline_s := _deadline_s(spec):
         # Counted from the start of the pod: a deadline of a job would also count its wait for room.
         pod["activeDeadlineSeconds"] = deadline_s
     pod.update(_place(spec))
     _secure(pod, container, options.user)
-    made = {"metadata": merged(_NO_PROXY, metadata(submission)), "spec": pod}
-    patched = dict(merged(made, options.pod))
+    pod_template = {"metadata": merged(_NO_PROXY, metadata(submission)), "spec": pod}
+    patched = dict(merged(pod_template, options.pod))
     patched["metadata"] = with_own_labels(patched.get("metadata"), submission)
     return patched
 
@@ -177,8 +179,8 @@ def template(
 def metadata(submission: Submission) -> dict[str, Any]:
     """Return the labels and annotations of the job and its pods."""
     annotations = submission.spec.kubernetes.annotations
-    own = {"annotations": dict(annotations)} if annotations else {}
-    return {**labels(submission), **own}
+    annotated = {"annotations": dict(annotations)} if annotations else {}
+    return {**labels(submission), **annotated}
 
 
 def labels(submission: Submission) -> dict[str, Any]:
@@ -186,10 +188,15 @@ def labels(submission: Submission) -> dict[str, Any]:
     return with_own_labels({"labels": submission.spec.kubernetes.labels}, submission)
 
 
-def with_own_labels(found: Mapping[str, Any] | None, submission: Submission) -> dict[str, Any]:
+def with_own_labels(
+    metadata_part: Mapping[str, Any] | None, submission: Submission
+) -> dict[str, Any]:
     """Return metadata with the labels by which the job is found."""
-    own = {JOB_LABEL: submission.job, MANAGER_LABEL: "cloudjob"}
-    return {**(found or {}), "labels": {**((found or {}).get("labels") or {}), **own}}
+    our_labels = {JOB_LABEL: submission.job, MANAGER_LABEL: "cloudjob"}
+    return {
+        **(metadata_part or {}),
+        "labels": {**((metadata_part or {}).get("labels") or {}), **our_labels},
+    }
 
 
 def _deadline_s(spec: JobSpec) -> int:
@@ -238,7 +245,7 @@ def volumes(
     options = spec.kubernetes
     # In ModelArts' own images, all of HOME is the platform's, and only this subfolder is fresh.
     home = HOME if options.home == "empty" else f"{HOME}/modelarts"
-    found: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    mounted: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (
             {"name": "entry", "configMap": {"name": job_names.entry}},
             {"mountPath": ENTRY_PATH, "readOnly": True},
@@ -250,14 +257,14 @@ def volumes(
         # The files belong to root and the pod's fsGroup. Without a user there is no fsGroup.
         mode = 0o440 if options.user else 0o444
         secret = {"secretName": job_names.delivery, "defaultMode": mode}
-        found.append(
+        mounted.append(
             ({"name": "delivery", "secret": secret}, {"mountPath": DELIVERY_PATH, "readOnly": True})
         )
     if options.shm_gib:
         size = _quantity(options.shm_gib, 1024, "Gi", "Mi")
         memory = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
-        found.append((memory, {"mountPath": "/dev/shm"}))
-    return [*found, *(split_volume(volume) for volume in options.volumes)]
+        mounted.append((memory, {"mountPath": "/dev/shm"}))
+    return [*mounted, *(split_volume(volume) for volume in options.volumes)]
 
 
 _MOUNT_KEYS = ("mountPath", "subPath", "readOnly", "mountPropagation")

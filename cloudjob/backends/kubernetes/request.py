@@ -68,9 +68,9 @@ def build(submission: Submission, engine: Engine, namespace: str) -> KubernetesR
     """
     wrong = list(uri_problems(submission))
     submission = resolved(submission)
-    found = [*wrong, *validation.find(submission, engine, namespace, ENGINES.values())]
-    if found:
-        raise SpecError(found)
+    problems = [*wrong, *validation.find(submission, engine, namespace, ENGINES.values())]
+    if problems:
+        raise SpecError(problems)
     spec = submission.spec
     job_names = Names(submission.job, namespace)
     hosts = engine.hosts(job_names.name, spec.nodes)
@@ -124,28 +124,28 @@ def objects(request: KubernetesRequest, key: bytes) -> list[dict[str, Any]]:
     Args:
         key: The private key of the job for ssh, empty for none.
     """
-    made = [dict(request.config_map)]
+    items = [dict(request.config_map)]
     if request.secret is not None:
         data = {}
         if request.delivered:
             data[paths.DELIVERED_ENV] = _base64(variables.dump(request.delivered))
         if key:
             data[paths.DELIVERED_SSH_KEY] = _base64(key)
-        made.append({**request.secret, "data": data})
-    return [*made, *request.services, dict(request.body)]
+        items.append({**request.secret, "data": data})
+    return [*items, *request.services, dict(request.body)]
 
 
 def shown(request: KubernetesRequest) -> list[dict[str, Any]]:
     """Return the manifests with secrets as ``***``."""
-    made = [dict(request.config_map)]
+    items = [dict(request.config_map)]
     if request.secret is not None:
         text = {}
         if request.delivered:
             text[paths.DELIVERED_ENV] = "".join(f"{name}={MASK}\0" for name in request.delivered)
         if request.has_key:
             text[paths.DELIVERED_SSH_KEY] = MASK
-        made.append({**request.secret, "stringData": text})
-    return copy.deepcopy([*made, *request.services, dict(request.body)])
+        items.append({**request.secret, "stringData": text})
+    return copy.deepcopy([*items, *request.services, dict(request.body)])
 
 
 def show(request: KubernetesRequest) -> dict[str, Any]:

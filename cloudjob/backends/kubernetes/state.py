@@ -78,7 +78,7 @@ class Decision(NamedTuple):
 
 
 def pod_of(
-    found: Mapping[str, Any],
+    item: Mapping[str, Any],
     node_of: Callable[[Mapping[str, Any]], int | None],
     container: str = CONTAINER,
 ) -> Pod:
@@ -87,7 +87,7 @@ def pod_of(
     Args:
         container: The name of our container; sidecars may come before it in the list.
     """
-    metadata, status, spec = found["metadata"], found.get("status") or {}, found.get("spec") or {}
+    metadata, status, spec = item["metadata"], item.get("status") or {}, item.get("spec") or {}
     state = _of_container(status.get("containerStatuses"), container).get("state") or {}
     ended = state.get("terminated") or {}
     began = state.get("running") or ended
@@ -100,7 +100,7 @@ def pod_of(
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
-        node=node_of(found),
+        node=node_of(item),
         phase=phase,
         created_at=_time(metadata.get("creationTimestamp")),
         host=str(spec.get("nodeName") or ""),
@@ -168,10 +168,10 @@ def status_of(
         return _decided(stage, nodes, decision, started_at)
     if stage.state.is_final:
         return _ended(started_at, stage, nodes, waits)
-    found = _wait(nodes, waits)
+    worst_wait = _wait(nodes, waits)
     native = stage.native
-    if found and found.is_trouble:
-        native = f"{stage.native} ({found.message})"
+    if worst_wait and worst_wait.is_trouble:
+        native = f"{stage.native} ({worst_wait.message})"
     wait = _wait(_absent(nodes), waits)
     if wait is None and stage.state is JobState.PENDING and not nodes:
         wait = _without_pods(job, stage)
@@ -291,23 +291,23 @@ def _failure(stage: Stage, head: Pod | None, blamed: Pod | None, reason: str) ->
 
 def waits_of(nodes: Iterable[Pod]) -> list[Wait]:
     """Return what each node waits for that does not run, troubles first."""
-    found = sorted(((pod.node or 0, pod.name, pod) for pod in nodes), key=itemgetter(0, 1))
-    waits = [(node, wait) for node, _, pod in found if (wait := _wait_of(pod))]
+    by_node = sorted(((pod.node or 0, pod.name, pod) for pod in nodes), key=itemgetter(0, 1))
+    waits = [(node, wait) for node, _, pod in by_node if (wait := _wait_of(pod))]
     named = [replace(wait, message=f"node {node}: {wait.message}") for node, wait in waits]
     return sorted(named, key=lambda wait: not wait.is_trouble)
 
 
-def _wait(nodes: Iterable[Pod], given: Iterable[Wait]) -> Wait | None:
+def _wait(nodes: Iterable[Pod], job_waits: Iterable[Wait]) -> Wait | None:
     """Return what keeps nodes from running: their troubles, what is given, or what is normal."""
     waits = waits_of(nodes)
     troubles = [wait for wait in waits if wait.is_trouble]
-    for wait in () if troubles else given:
+    for wait in () if troubles else job_waits:
         return wait
-    shown = troubles or waits
-    if not shown:
+    chosen = troubles or waits
+    if not chosen:
         return None
-    more = f", and {len(shown) - 1} more" if len(shown) > 1 else ""
-    return replace(shown[0], message=f"{shown[0].message}{more}")
+    more = f", and {len(chosen) - 1} more" if len(chosen) > 1 else ""
+    return replace(chosen[0], message=f"{chosen[0].message}{more}")
 
 
 def _absent(nodes: list[Pod]) -> list[Pod]:
@@ -370,8 +370,10 @@ def _own_reason(ended: Mapping[str, Any]) -> str:
 def _blamed(nodes: list[Pod]) -> Pod | None:
     """Return the node that explains a failure best: not one that was ended from outside."""
     bad = [pod for pod in nodes if _reason_of(pod) or pod.exit_code or pod.phase == "Failed"]
-    own = [pod for pod in bad if _reason_of(pod) or pod.exit_code not in (None, 143)]
-    return min(own or bad, key=lambda pod: (not _reason_of(pod), pod.ended_at or "~"), default=None)
+    self_caused = [pod for pod in bad if _reason_of(pod) or pod.exit_code not in (None, 143)]
+    return min(
+        self_caused or bad, key=lambda pod: (not _reason_of(pod), pod.ended_at or "~"), default=None
+    )
 
 
 def _reason_of(pod: Pod) -> str:

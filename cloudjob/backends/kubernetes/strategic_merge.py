@@ -45,14 +45,14 @@ def merged(manifest: Any, patch: Any, key: str = "") -> Any:
 def _merged_mapping(manifest: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     if patch.get(_DIRECTIVE) == "replace":
         return dict(_without_directives(patch))
-    made = dict(manifest)
+    result = dict(manifest)
     for key, value in patch.items():
         if value is None:
-            made.pop(key, None)
+            result.pop(key, None)
         elif key not in (_DIRECTIVE, _RETAINED):
-            made[key] = merged(made.get(key), value, key)
-    retained = patch.get(_RETAINED, made)
-    return {key: value for key, value in made.items() if key in retained}
+            result[key] = merged(result.get(key), value, key)
+    retained = patch.get(_RETAINED, result)
+    return {key: value for key, value in result.items() if key in retained}
 
 
 def unknown_directives(patch: Any, where: str = "") -> Iterator[str]:
@@ -74,17 +74,17 @@ def _is_known(key: str, value: Any) -> bool:
 
 
 def _merged_list(items: Sequence[Any], patch: Sequence[Any], name: str) -> list[Any]:
-    made = list(items)
+    result = list(items)
     for change in patch:
-        at = next((i for i, item in enumerate(made) if _named(item, change, name)), None)
+        at = next((i for i, item in enumerate(result) if _named(item, change, name)), None)
         is_gone = isinstance(change, Mapping) and change.get(_DIRECTIVE) == "delete"
         if at is None:
-            made += [] if is_gone else [_without_directives(change)]
+            result += [] if is_gone else [_without_directives(change)]
         elif is_gone:
-            del made[at]
+            del result[at]
         else:
-            made[at] = merged(made[at], change)
-    return made
+            result[at] = merged(result[at], change)
+    return result
 
 
 def _named(item: Any, change: Any, name: str) -> bool:

@@ -115,8 +115,8 @@ def _label_problems(where: str, labels: object) -> Iterator[str]:
             )
 
 
-def _key_problems(where: str, found: object) -> Iterator[str]:
-    for key in _mapping(found):
+def _key_problems(where: str, value: object) -> Iterator[str]:
+    for key in _mapping(value):
         if not _is_label_key(str(key)):
             yield (
                 f"{where}: {given(key)} is not a valid key in Kubernetes (allowed letters, "
@@ -147,8 +147,8 @@ def _patch_problems(options: Kubernetes) -> Iterator[str]:
             if label in labels:
                 yield f"{where}.metadata.labels.{label}: is cloudjob's own (allowed: other labels)"
     metadata = _mapping(options.job.get("metadata"))
-    own = [f"metadata.{key}" for key in _OWN_METADATA if key in metadata]
-    for key in (*own, *(key for key in ("apiVersion", "kind") if key in options.job)):
+    fixed_keys = [f"metadata.{key}" for key in _OWN_METADATA if key in metadata]
+    for key in (*fixed_keys, *(key for key in ("apiVersion", "kind") if key in options.job)):
         yield (
             f"kubernetes.job.{key}: cloudjob identifies the job by it (allowed: name and "
             "kubernetes.namespace in the job file)"
@@ -166,11 +166,11 @@ def _volume_problems(spec: JobSpec, volumes: list[Any]) -> Iterator[str]:
     yield from problems
     if problems:
         return
-    found = pod.volumes(spec, Names("x", ""), has_delivery=True)
-    first = len(found) - len(volumes)
+    mounted = pod.volumes(spec, Names("x", ""), has_delivery=True)
+    first = len(mounted) - len(volumes)
     sources: dict[str, Any] = {}
     taken_paths = set()
-    for index, (volume, mount) in enumerate(found, -first):
+    for index, (volume, mount) in enumerate(mounted, -first):
         name, path = volume["name"], posixpath.normpath(str(mount["mountPath"]))
         # The same volume may be mounted at several paths.
         if index >= 0 and sources.get(name, volume) != volume:
@@ -184,8 +184,8 @@ def _volume_problems(spec: JobSpec, volumes: list[Any]) -> Iterator[str]:
         taken_paths.add(path)
 
 
-def _mapping(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) else {}
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _place_problems(submission: Submission, volumes: list[Any]) -> Iterator[str]:

@@ -54,9 +54,9 @@ class Volcano(Engine):
         spec = submission.spec
         options = spec.kubernetes
         hosts = self.hosts(job_names.name, spec.nodes)
-        given = pod.variables(submission, hosts, job_names.name, _OWN_VARIABLES)
+        env = pod.variables(submission, hosts, job_names.name, _OWN_VARIABLES)
         command = ["sh", f"{pod.ENTRY_PATH}/boot.sh"]
-        template = pod.template(submission, job_names, given, command, has_delivery=has_delivery)
+        template = pod.template(submission, job_names, env, command, has_delivery=has_delivery)
         body: dict[str, Any] = {
             "schedulerName": "volcano",
             # All nodes or none: a part of a job would only block resources.
@@ -74,9 +74,9 @@ class Volcano(Engine):
         body.update(engines.kept_after_end(options))
         return engines.job_manifest(RESOURCE, submission, job_names, body)
 
-    def node_of(self, name: str, found: Mapping[str, Any]) -> int | None:
+    def node_of(self, name: str, pod_item: Mapping[str, Any]) -> int | None:
         """Return the node number of this pod."""
-        return numbered(found["metadata"]["name"], f"{name}-{TASK}-")
+        return numbered(pod_item["metadata"]["name"], f"{name}-{TASK}-")
 
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
         """Return the state of a job."""

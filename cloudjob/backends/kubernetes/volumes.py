@@ -119,8 +119,8 @@ def resolved(submission: Submission) -> Submission:
             mount["persistentVolumeClaim"] = {**claim, "readOnly": True}
     options = spec.kubernetes.with_values(volumes=[*spec.kubernetes.volumes, *mounts])
     inputs = {name: uri for name, uri in spec.inputs.items() if name not in paths}
-    made = spec.with_values(inputs=inputs, env={**spec.env, **paths}, kubernetes=options)
-    return submission._replace(spec=made, outputs=outputs)
+    local_spec = spec.with_values(inputs=inputs, env={**spec.env, **paths}, kubernetes=options)
+    return submission._replace(spec=local_spec, outputs=outputs)
 
 
 def _names_of_sources(volumes: list[Any]) -> dict[str, str]:

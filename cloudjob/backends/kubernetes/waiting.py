@@ -37,13 +37,15 @@ def of_pod(
     Args:
         container: The name of our container.
     """
-    own = [item for item in status.get("containerStatuses") or () if item.get("name") == container]
-    if any({"running", "terminated"} & set(item.get("state") or ()) for item in own):
+    of_container = [
+        item for item in status.get("containerStatuses") or () if item.get("name") == container
+    ]
+    if any({"running", "terminated"} & set(item.get("state") or ()) for item in of_container):
         return None
     items = {item.get("type"): item for item in status.get("conditions") or ()}
     scheduled = items.get("PodScheduled") or {}
     since = str(scheduled.get("lastTransitionTime") or metadata.get("creationTimestamp") or "")
-    before = [*(status.get("initContainerStatuses") or ()), *own]
+    before = [*(status.get("initContainerStatuses") or ()), *of_container]
     for item in before:
         waiting = (item.get("state") or {}).get("waiting") or {}
         reason = str(waiting.get("reason") or "")
@@ -72,17 +74,17 @@ def with_events(wait: Wait, events: Iterable[Mapping[str, Any]], took: str) -> W
     Args:
         took: Which node has pulled the same image, and in which time; empty if none has.
     """
-    found = sorted(events, key=lambda item: (moment(item), item.get("type") == _WARNING))
-    if not found:
+    in_order = sorted(events, key=lambda item: (moment(item), item.get("type") == _WARNING))
+    if not in_order:
         return wait
     if wait.phase is WaitPhase.SCHEDULING:
-        return _with_attempts(wait, found)
+        return _with_attempts(wait, in_order)
     if wait.is_trouble:
-        return _with_error(wait, found)
+        return _with_error(wait, in_order)
     # A later event makes a warning obsolete: a volume was mounted at last.
-    last = found[-1]
+    last = in_order[-1]
     if str(last.get("message")).startswith(_SUMMARY):
-        reasons_of_mounts = [item for item in found if item.get("reason") in _MOUNTS]
+        reasons_of_mounts = [item for item in in_order if item.get("reason") in _MOUNTS]
         details = [e for e in reasons_of_mounts if not str(e.get("message")).startswith(_SUMMARY)]
         last = details[-1] if details else last
     reason, message = str(last.get("reason") or ""), str(last.get("message") or "")
@@ -97,15 +99,15 @@ def with_events(wait: Wait, events: Iterable[Mapping[str, Any]], took: str) -> W
     return wait
 
 
-def _with_attempts(wait: Wait, found: list[Mapping[str, Any]]) -> Wait:
+def _with_attempts(wait: Wait, pod_events: list[Mapping[str, Any]]) -> Wait:
     """Add since when a scheduler has found no machine that fits, unless an autoscaler adds one."""
-    for item in found:
+    for item in pod_events:
         text = str(item.get("message"))
         if item.get("reason") in _SCALING or _IS_SCALED_LATER.search(text):
             return wait
     stuck: list[Mapping[str, Any]] = []
     other_at = ""
-    for item in (item for item in found if item.get("reason") == "FailedScheduling"):
+    for item in (item for item in pod_events if item.get("reason") == "FailedScheduling"):
         if reasons.outlook("FailedScheduling", str(item.get("message"))) is Outlook.STUCK:
             stuck.append(item)
         else:
@@ -116,12 +118,12 @@ def _with_attempts(wait: Wait, found: list[Mapping[str, Any]]) -> Wait:
     return replace(wait, since=max(_since(stuck), other_at), outlook=Outlook.STUCK)
 
 
-def _with_error(wait: Wait, found: list[Mapping[str, Any]]) -> Wait:
+def _with_error(wait: Wait, pod_events: list[Mapping[str, Any]]) -> Wait:
     """Add since when a container cannot start, and why its image was not pulled.
 
     Kubelets tell that only in an event while they pause.
     """
-    errors = [item for item in found if item.get("reason") == "Failed"]
+    errors = [item for item in pod_events if item.get("reason") == "Failed"]
     pulls = [e for e in errors if str(e.get("message")).startswith("Failed to pull image")]
     if wait.phase is not WaitPhase.PULLING or not pulls:
         return replace(wait, since=_since(errors[-1:]) or wait.since)
@@ -133,17 +135,17 @@ def _with_error(wait: Wait, found: list[Mapping[str, Any]]) -> Wait:
     return replace(wait, message=better, outlook=reasons.outlook(reason, text))
 
 
-def _since(found: Iterable[Mapping[str, Any]]) -> str:
+def _since(pod_events: Iterable[Mapping[str, Any]]) -> str:
     """Return when the first of these events was first seen; empty for none."""
-    return times.normalised(min(map(first_moment, found), default=""))
+    return times.normalised(min(map(first_moment, pod_events), default=""))
 
 
 def pull_time(node: int | None, events: Iterable[Mapping[str, Any]]) -> str:
     """Return how long a node has pulled its image: ``node 0 took 31 s``; empty if unknown."""
     for item in events:
-        found = _DURATION.search(str(item.get("message") or ""))
-        if item.get("reason") == "Pulled" and found:
-            seconds = sum(float(n) * _UNITS_S[unit] for n, unit in _PART.findall(found[1]))
+        duration = _DURATION.search(str(item.get("message") or ""))
+        if item.get("reason") == "Pulled" and duration:
+            seconds = sum(float(n) * _UNITS_S[unit] for n, unit in _PART.findall(duration[1]))
             return f"node {node} took {summary.span(seconds)}"
     return ""
 

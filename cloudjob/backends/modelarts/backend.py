@@ -144,8 +144,8 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
 
     def send(self, request: ModelArtsRequest) -> str:
         client = self._client()
-        made = client.create(request.body)
-        job = str((made.get("metadata") or {}).get("id") or "")
+        created = client.create(request.body)
+        job = str((created.get("metadata") or {}).get("id") or "")
         if not job:
             raise Unanswered(f"creating the job {request.job}: the answer has no id")
         if request.tags:
@@ -162,10 +162,10 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         """Return the status of the job."""
         where = self._where(handle)
         client = self._client(where)
-        found = state.status_of(client.show(where.id))
-        if not isinstance(found, Ended) or found.cause is not Cause.PLATFORM:
-            return found
-        failure = found.failure or Failure()
+        native = state.status_of(client.show(where.id))
+        if not isinstance(native, Ended) or native.cause is not Cause.PLATFORM:
+            return native
+        failure = native.failure or Failure()
         if failure.exit_code is None:
             # No node has reported a failure; the first error event says why.
             with suppress(BackendError):
@@ -173,8 +173,8 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
                 bad = next((event for event in events if event.get("level") == "Error"), {})
                 if bad.get("message"):
                     message = f"{failure.message}: {bad['message']}"
-                    return replace(found, failure=failure._replace(message=message))
-        return found
+                    return replace(native, failure=failure._replace(message=message))
+        return native
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:
         """Return the status of many jobs from one search for those that have not ended.
@@ -185,18 +185,18 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         for handle in handles:
             where = _parse_handle(handle)
             groups.setdefault((where.endpoint, where.project), {})[handle] = where
-        found: dict[str, NativeStatus | None] = {}
+        status_of: dict[str, NativeStatus | None] = {}
         for by_handle in groups.values():
             client = self._client(next(iter(by_handle.values())))
             listed = _search(client, by_handle, state.ACTIVE)
-            found |= {
+            status_of |= {
                 handle: status for handle, status in listed.items() if not status.state.is_final
             }
             others = {handle: where for handle, where in by_handle.items() if handle not in listed}
             if len(others) > _AT_ONCE:
                 existing = _search(client, others)
-                found |= dict.fromkeys(handle for handle in others if handle not in existing)
-        return found
+                status_of |= dict.fromkeys(handle for handle in others if handle not in existing)
+        return status_of
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         where = self._where(handle)
@@ -251,10 +251,10 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         client = self._client(where)
         tasks = state.tasks(client.show(where.id))
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = pool.map(lambda task: client.metrics(where.id, task), tasks)
+            of_tasks = pool.map(lambda task: client.metrics(where.id, task), tasks)
             return [
                 Metric(state.node_of(task), str(metric.get("metric")), _values(metric))
-                for task, metrics in zip(tasks, found, strict=True)
+                for task, metrics in zip(tasks, of_tasks, strict=True)
                 for metric in metrics
             ]
 
@@ -287,10 +287,10 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         if where.id != _NO_ID:
             return where
         if handle not in self._ids:
-            found = self._client(where).named(where.job)
-            if found is None:
+            job = self._client(where).named(where.job)
+            if job is None:
                 raise JobNotFound(f"looking for {handle}: the service has no job of this name")
-            self._ids[handle] = str(found["metadata"]["id"])
+            self._ids[handle] = str(job["metadata"]["id"])
         return where._replace(id=self._ids[handle])
 
     def _wait_until_ended(self, handle: str) -> None:
@@ -322,15 +322,15 @@ def _search(
     """
     by_id = {where.job if where.id == _NO_ID else where.id: h for h, where in by_handle.items()}
     filters = [{"key": "phase", "operator": "in", "value": list(phases)}] if phases else []
-    found: dict[str, NativeStatus] = {}
+    status_of: dict[str, NativeStatus] = {}
     for job in client.search(filters):
         metadata = job.get("metadata") or {}
         handle = by_id.get(str(metadata.get("id"))) or by_id.get(str(metadata.get("name")))
         if handle is not None:
-            found[handle] = state.status_of(job)
-        if len(found) == len(by_handle):
+            status_of[handle] = state.status_of(job)
+        if len(status_of) == len(by_handle):
             break
-    return found
+    return status_of
 
 
 def _parse_handle(handle: str) -> _Handle:

@@ -88,8 +88,8 @@ class Bucket:
         except (BotoCoreError, ValueError) as error:
             reason = " ".join(str(error).split())
             is_socks = "://socks" in reason
-            found, hint = SOCKS if is_socks else (reason, _NETWORK)
-            raise BucketError(f"{self._doing}: {found}", hint=hint) from error
+            problem, hint = SOCKS if is_socks else (reason, _NETWORK)
+            raise BucketError(f"{self._doing}: {problem}", hint=hint) from error
 
 
 # Creating a client takes longer than a request.

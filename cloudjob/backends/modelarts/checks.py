@@ -50,10 +50,10 @@ def run(client: Client, spec: JobSpec | None, store: str) -> list[Check]:
     except BackendError as error:
         return [Check("credentials", False, error.message, error.hint)]
     with ThreadPoolExecutor(len(checks)) as pool:
-        found = [result for results in pool.map(_results, checks) for result in results]
-    refused = next((check for check in found if check.name == "credentials"), None)
+        all_results = [result for results in pool.map(_results, checks) for result in results]
+    refused = next((check for check in all_results if check.name == "credentials"), None)
     first = refused or Check("credentials", True, f"project {project} ({client.site.origin})")
-    rest = [check for check in found if check.name != "credentials"]
+    rest = [check for check in all_results if check.name != "credentials"]
     return [first, Check("endpoint", True, client.site.endpoint), _clock(client), *rest]
 
 
@@ -155,26 +155,26 @@ def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
         return
     engines = client.engines()
     # Each name that a job may use -> id, name and version.
-    known: dict[str, tuple[str, ...]] = {}
+    known_engines: dict[str, tuple[str, ...]] = {}
     for item in engines:
         number, name, version = (
             str(item.get(f"engine_{key}")) for key in ("id", "name", "version")
         )
-        known[number] = known[f"{name}:{version}"] = (number, name, version)
-    listed = ", ".join(sorted({names[0] for names in known.values()})[:_SHOWN])
+        known_engines[number] = known_engines[f"{name}:{version}"] = (number, name, version)
+    listed = ", ".join(sorted({names[0] for names in known_engines.values()})[:_SHOWN])
     if not engine:
         yield Check("engine", True, f"{len(engines)} engines: {listed}")
         return
-    if engine not in known:
-        found = f"there is no engine {engine}{nearest(engine, known)}"
-        yield Check("engine", False, found, f"one of {listed}")
+    if engine not in known_engines:
+        problem = f"there is no engine {engine}{nearest(engine, known_engines)}"
+        yield Check("engine", False, problem, f"one of {listed}")
         return
-    name = known[engine][1]
+    name = known_engines[engine][1]
     yield Check(
         "engine",
-        not calls_mpirun(*known[engine]),
+        not calls_mpirun(*known_engines[engine]),
         f"{engine} ({name}) starts mpirun itself, and would start a job for each rank"
-        if calls_mpirun(*known[engine])
+        if calls_mpirun(*known_engines[engine])
         else engine,
         "choose another engine, or name its image with --image and no engine",
     )
@@ -266,8 +266,8 @@ def _inputs(client: Client, spec: JobSpec | None, store: str) -> Iterator[Check]
                 continue
             is_there = False
         hint = "is it misspelt? an object whose name ends in / makes an empty folder an input"
-        found = f"{name}: {uri}" if is_there else f"{name}: there is nothing at {uri}"
-        yield Check("inputs", is_there, found, hint)
+        result = f"{name}: {uri}" if is_there else f"{name}: there is nothing at {uri}"
+        yield Check("inputs", is_there, result, hint)
 
 
 def _outputs(client: Client, spec: JobSpec | None) -> Iterator[Check]:
@@ -285,9 +285,9 @@ def _outputs(client: Client, spec: JobSpec | None) -> Iterator[Check]:
         other = job.get("metadata", {}).get("name")
         for name, url in urls.items():
             if url in taken:
-                found = f"{name}: {url} is an output of the running job {other}"
+                problem = f"{name}: {url} is an output of the running job {other}"
                 hint = "give each running job an output folder of its own"
-                yield Check("outputs", False, found, hint)
+                yield Check("outputs", False, problem, hint)
 
 
 def _output_urls(job: Mapping[str, Any]) -> Iterator[str]:
@@ -304,7 +304,7 @@ def _bucket(client: Client, store: str) -> Iterator[Check]:
         return
     bucket = Bucket(store, keys, region)
     try:
-        found = bucket.region()
+        its_region = bucket.region()
     except BucketError as error:
         if error.is_missing:
             hint = f"create it in the region {region}"
@@ -313,11 +313,11 @@ def _bucket(client: Client, store: str) -> Iterator[Check]:
             hint = _CLOCK if error.is_skewed else "are these keys allowed to read and write it?"
             yield Check("bucket", False, error.message, error.hint or hint)
         return
-    is_here = not (found and region) or found == region
+    is_here = not (its_region and region) or its_region == region
     yield Check(
         "bucket",
         is_here,
-        bucket.name if is_here else f"{bucket.name} is in {found}, but jobs run in {region}",
+        bucket.name if is_here else f"{bucket.name} is in {its_region}, but jobs run in {region}",
         "choose a bucket in the region of the job",
     )
     is_encrypted = bucket.is_encrypted()

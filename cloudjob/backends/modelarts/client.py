@@ -63,15 +63,15 @@ class Client:
 
         def create() -> dict[str, Any]:
             try:
-                made = self._call("POST", "/training-jobs", doing, json=body, is_repeatable=False)
-                return dict(made or {})
+                answer = self._call("POST", "/training-jobs", doing, json=body, is_repeatable=False)
+                return dict(answer or {})
             except (Unanswered, ServiceError) as error:
                 if isinstance(error, ServiceError) and error.code != errors.DUPLICATE_NAME:
                     raise
-                found = self._find_created(error, name)
-                if found is None:
+                created = self._find_created(error, name)
+                if created is None:
                     raise
-                return found
+                return created
 
         def pause_s(error: CloudJobError, _tries: int) -> float | None:
             return 0.0 if isinstance(error, Unanswered) else None
@@ -130,21 +130,21 @@ class Client:
     def log_preview(self, job: str, task: str) -> dict[str, Any] | None:
         """Return the end of a task's log; None when there is none yet."""
         path = f"/training-jobs/{job}/tasks/{task}/logs/preview"
-        found = self._call("GET", path, f"reading the log of {task} of job {job}")
-        return dict(found) if found else None
+        answer = self._call("GET", path, f"reading the log of {task} of job {job}")
+        return dict(answer) if answer else None
 
     def log_url(self, job: str, task: str) -> str:
         """Return a URL of the whole log of a task; empty if there is none yet."""
         path = f"/training-jobs/{job}/tasks/{task}/logs/url"
         doing = f"getting the URL of the log of {task} of job {job}"
-        found = self._call("GET", path, doing, headers=_WHOLE_LOG) or {}
-        return str(found.get("obs_url") or "")
+        answer = self._call("GET", path, doing, headers=_WHOLE_LOG) or {}
+        return str(answer.get("obs_url") or "")
 
     def metrics(self, job: str, task: str) -> list[dict[str, Any]]:
         """Return the resource usage of a task, minute by minute."""
         path = f"/training-jobs/{job}/metrics/{task}"
-        found = self._call("GET", path, f"reading metrics of {task} of job {job}") or {}
-        return list(found.get("metrics") or [])
+        answer = self._call("GET", path, f"reading metrics of {task} of job {job}") or {}
+        return list(answer.get("metrics") or [])
 
     def events(self, job: str) -> Iterator[dict[str, Any]]:
         """Yield the events of a job, oldest first."""
@@ -160,13 +160,13 @@ class Client:
 
     def flavors(self) -> list[dict[str, Any]]:
         """Return the kinds of nodes of the public pool."""
-        found = self._call("GET", "/training-job-flavors", "listing flavors") or {}
-        return list(found.get("flavors") or [])
+        answer = self._call("GET", "/training-job-flavors", "listing flavors") or {}
+        return list(answer.get("flavors") or [])
 
     def engines(self) -> list[dict[str, Any]]:
         """Return the preset engines."""
-        found = self._call("GET", "/training-job-engines", "listing engines") or {}
-        return list(found.get("items") or [])
+        answer = self._call("GET", "/training-job-engines", "listing engines") or {}
+        return list(answer.get("items") or [])
 
     def pool(self, name: str) -> dict[str, Any]:
         """Return a dedicated pool."""
@@ -174,8 +174,8 @@ class Client:
 
     def quotas(self) -> list[dict[str, Any]]:
         """Return this user's quotas and their usage."""
-        found = self._call("GET", "/training-quotas", "asking for quotas") or {}
-        return list(found.get("quotas") or [])
+        answer = self._call("GET", "/training-quotas", "asking for quotas") or {}
+        return list(answer.get("quotas") or [])
 
     def image_tags(self, namespace: str, repository: str, like: str) -> list[str]:
         """Return the tags of an image in SWR, the region's registry, that contain ``like``.
@@ -191,9 +191,9 @@ class Client:
         while True:
             query = {"limit": _TAGS_PAGE, "offset": len(tags), "tag": like}
             answer = self._transport.send("GET", url, doing, params=query, headers=_JSON)
-            found = value_of(answer, doing) or []
-            tags += [str(item.get("Tag")) for item in found]
-            if len(found) < _TAGS_PAGE:
+            page = value_of(answer, doing) or []
+            tags += [str(item.get("Tag")) for item in page]
+            if len(page) < _TAGS_PAGE:
                 return tags
 
     def fetch(self, url: str, first: int, doing: str) -> bytes | None:
@@ -230,9 +230,9 @@ def _paged(page: Callable[[int], Any], key: str, page_size: int) -> Iterator[dic
     """Yield the items of all pages. The service's offset is the number of a page."""
     number = seen = 0
     while True:
-        found = page(number) or {}
-        items = found.get(key) or []
+        answer = page(number) or {}
+        items = answer.get(key) or []
         yield from items
         number, seen = number + 1, seen + len(items)
-        if len(items) < page_size or seen >= int(found.get("total") or 0):
+        if len(items) < page_size or seen >= int(answer.get("total") or 0):
             return

@@ -23,13 +23,13 @@ os.execv("/bin/sh", ["sh", os.path.join(here, "{deliveries.BOOT}"), *words, *sys
 
 def companions(request: ModelArtsRequest) -> dict[str, bytes]:
     """Return the files beside the code by name; some contain secrets."""
-    found = deliveries.files()
+    files = deliveries.files()
     if request.env:
-        found[paths.DELIVERED_ENV] = requests.delivered_env(request)
+        files[paths.DELIVERED_ENV] = requests.delivered_env(request)
     if request.has_key:
-        found[paths.DELIVERED_SSH_KEY] = new_ssh_key()
+        files[paths.DELIVERED_SSH_KEY] = new_ssh_key()
     if request.args:
-        found[requests.BOOT_FILE] = _BOOT_PY.encode("ascii")
+        files[requests.BOOT_FILE] = _BOOT_PY.encode("ascii")
         args = (arg.encode("utf-8") + b"\0" for arg in request.args)
-        found[paths.DELIVERED_ARGV] = b"".join(args)
-    return found
+        files[paths.DELIVERED_ARGV] = b"".join(args)
+    return files

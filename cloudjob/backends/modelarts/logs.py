@@ -102,9 +102,9 @@ class _Tails:
 
     def poll(self) -> Iterator[Piece]:
         """Yield the new lines."""
-        shown = self._client.show(self._job)
-        self.is_over = state.status_of(shown).state.is_final
-        for task in state.tasks(shown):
+        job = self._client.show(self._job)
+        self.is_over = state.status_of(job).state.is_final
+        for task in state.tasks(job):
             if self._node in (None, state.node_of(task)):
                 self._tails.setdefault(task, _Tail(self._client, self._job, task))
         # The state was read before the logs, so they hold everything written before the end.
@@ -113,12 +113,12 @@ class _Tails:
         if self._is_live and not self.is_over:
             polled = _sample(polled, self._turn)
         self._turn += 1
-        found = list(self._pool.map(_Tail.poll, polled, repeat(is_done)))
+        pieces = list(self._pool.map(_Tail.poll, polled, repeat(is_done)))
         is_behind = any(tail.is_behind for tail in self._tails.values())
-        self.has_news = any(found) or is_behind
+        self.has_news = any(pieces) or is_behind
         is_quiet = not self.has_news and len(polled) == len(self._tails)
         self._quiet = self._quiet + 1 if is_quiet else 0
-        yield from ((tail.node, data) for tail, data in zip(polled, found, strict=True) if data)
+        yield from ((tail.node, data) for tail, data in zip(polled, pieces, strict=True) if data)
         if is_behind:
             yield 0, b""
 
@@ -159,10 +159,10 @@ class _Tail:
 
     def poll(self, is_done: bool) -> bytes:
         """Return the whole lines that are new."""
-        found = self._client.log_preview(self._job, self._task)
-        if found is None:
+        preview = self._client.log_preview(self._job, self._task)
+        if preview is None:
             return b""
-        window = _window(found)
+        window = _window(preview)
         added = self._add(window, is_last=is_done)
         # For a thousand nodes, the windows would take 5 GB.
         self._window = window if self._stitcher.seen_bytes < window.full_bytes else None
@@ -195,11 +195,11 @@ class _Tail:
         return note.encode("ascii")
 
 
-def _window(found: dict[str, Any]) -> Window:
-    text = str(found.get("content") or "")
+def _window(preview: dict[str, Any]) -> Window:
+    text = str(preview.get("content") or "")
     size_bytes = _size(text)
-    current = found.get("current_size")
-    full = found.get("full_size")
+    current = preview.get("current_size")
+    full = preview.get("full_size")
     current = current if isinstance(current, int) else size_bytes
     return Window(text, current, full if isinstance(full, int) and full >= current else current)
 

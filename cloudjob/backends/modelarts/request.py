@@ -82,7 +82,7 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
     problems = list(_problems(submission, site, options))
     if problems:
         raise SpecError(problems)
-    shown, delivered = _variables(submission)
+    visible, delivered = _variables(submission)
     body: dict[str, Any] = {
         "kind": "job",
         "metadata": _metadata(submission, options),
@@ -100,7 +100,7 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
                 *(_output(name, uri, options.access_method) for name, uri in submission.outputs),
                 _record(submission),
             ],
-            "environments": shown,
+            "environments": visible,
         },
         "spec": _spec(submission, site, options),
     }
@@ -115,7 +115,7 @@ def build(submission: Submission, site: Site) -> ModelArtsRequest:
         tags=dict(options.tags),
         has_key=spec.nodes > 1,
         secret_names=submission.masked_names,
-        environments=tuple(_environments(submission, {**shown, **delivered})),
+        environments=tuple(_environments(submission, {**visible, **delivered})),
     )
 
 
@@ -219,20 +219,20 @@ def _spec(submission: Submission, site: Site, options: ModelArts) -> dict[str, A
         resource["flavor_id"] = flavor
     if options.pool_id:
         resource["pool_id"] = options.pool_id
-    made: dict[str, Any] = {"resource": resource}
+    job_spec: dict[str, Any] = {"resource": resource}
     volumes = copy.deepcopy(options.volumes)
     if volumes:
-        made["volumes"] = volumes
+        job_spec["volumes"] = volumes
     logs = options.log_export or _job_uri(submission) + "/logs"
     if logs != "none":
-        made["log_export_path"] = {"obs_url": folder_url(logs)}
+        job_spec["log_export_path"] = {"obs_url": folder_url(logs)}
     hours = _auto_stop_hours(spec, options)
     if hours:
-        made["auto_stop"] = {"time_unit": "HOURS", "duration": hours}
+        job_spec["auto_stop"] = {"time_unit": "HOURS", "duration": hours}
     policy = _schedule_policy(options)
     if policy:
-        made["schedule_policy"] = policy
-    return made
+        job_spec["schedule_policy"] = policy
+    return job_spec
 
 
 def _auto_stop_hours(spec: JobSpec, options: ModelArts) -> int:
@@ -268,12 +268,12 @@ def _variables(submission: Submission) -> tuple[dict[str, str], dict[str, str]]:
     """
     spec = submission.spec
     node = env.write(_node(submission, 0, ("localhost",)))
-    own = {name: value for name, value in node.items() if not name.startswith(_PLATFORMS)}
-    shown: dict[str, str] = {}
+    node_env = {name: value for name, value in node.items() if not name.startswith(_PLATFORMS)}
+    visible: dict[str, str] = {}
     delivered: dict[str, str] = {}
-    for name, value in {**own, **spec.env}.items():
-        is_accepted = len(shown) < MAX_VARIABLES and _is_accepted(name, value)
-        (shown if is_accepted else delivered)[name] = value
+    for name, value in {**node_env, **spec.env}.items():
+        is_accepted = len(visible) < MAX_VARIABLES and _is_accepted(name, value)
+        (visible if is_accepted else delivered)[name] = value
     delivered.update(spec.secrets)
     if any(uri.startswith("s3://") for uri in spec.inputs.values()):
         # The platform cannot copy such an input, so the entry fetches it.
@@ -283,7 +283,7 @@ def _variables(submission: Submission) -> tuple[dict[str, str], dict[str, str]]:
         delivered[names.CLOUDJOB_CA_CERTIFICATES] = submission.access[
             names.CLOUDJOB_CA_CERTIFICATES
         ]
-    return shown, delivered
+    return visible, delivered
 
 
 def _is_accepted(name: str, value: str) -> bool:
@@ -313,13 +313,15 @@ def _copied_inputs(spec: JobSpec) -> list[tuple[str, str]]:
     return [(name, uri) for name, uri in spec.inputs.items() if _is_obs(uri)]
 
 
-def _environments(submission: Submission, given: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+def _environments(
+    submission: Submission, spec_env: Mapping[str, str]
+) -> Iterator[Mapping[str, str]]:
     """Yield the variables of each node, for a dry run."""
     hosts = submissions.host_names(submission)
     for index in range(len(hosts)):
         node = _node(submission, index, hosts)
         common = submissions.variables(submission, node, home=HOME, address="0.0.0.0")
-        yield {**common, **given, **env.write(node)}
+        yield {**common, **spec_env, **env.write(node)}
 
 
 # -- what is wrong ------------------------------------------------------------------------------

@@ -76,8 +76,8 @@ def _end(
 
 def tasks(job: Mapping[str, Any]) -> list[str]:
     """Return the names of the job's tasks, one per node, sorted by number."""
-    found = (job.get("status") or {}).get("tasks") or []
-    return sorted((str(task) for task in found), key=lambda task: (_node(task) or 0, task))
+    names = (job.get("status") or {}).get("tasks") or []
+    return sorted((str(task) for task in names), key=lambda task: (_node(task) or 0, task))
 
 
 def node_of(task: str) -> int:
@@ -92,10 +92,10 @@ def _node(task: str) -> int | None:
 
 def _failed_task(status: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the task that explains a failure: the first with an exit code of its own."""
-    found = [task for task in status.get("task_statuses") or [] if task.get("exit_code")]
+    failed = [task for task in status.get("task_statuses") or [] if task.get("exit_code")]
     # A task that was ended because another had failed is not to blame.
-    own = [task for task in found if task["exit_code"] != 143]
-    first: Mapping[str, Any] = (own or found or [{}])[0]
+    self_caused = [task for task in failed if task["exit_code"] != 143]
+    first: Mapping[str, Any] = (self_caused or failed or [{}])[0]
     return first
 
 

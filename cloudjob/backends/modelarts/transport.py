@@ -241,9 +241,9 @@ class Transport:
             )
         self._token_until_s = time.time() + _TOKEN_LIFE_S
         token = (value_of(answer, doing) or {}).get("token") or {}
-        found = str((token.get("project") or {}).get("id") or "")
-        if found and not site.project_id:
-            self._site = replace(site, project_id=found)
+        project_id = str((token.get("project") or {}).get("id") or "")
+        if project_id and not site.project_id:
+            self._site = replace(site, project_id=project_id)
 
 
 def unsigned(request: PreparedRequest) -> PreparedRequest:

@@ -72,11 +72,11 @@ class ProcessBackend(Backend[ProcessRequest]):
             or isolation.possible_level() == "files"
         ):
             return []
-        found = (
+        summary = (
             "this machine does not allow mount namespaces (unshare), so the nodes share its /tmp, "
             "and have no /cache, /home/ma-user and /home/work"
         )
-        return [Check("files of the nodes", False, found, is_needed=False)]
+        return [Check("files of the nodes", False, summary, is_needed=False)]
 
     def devices(self, spec: JobSpec, *, may_query: bool) -> Devices:
         """Return the GPUs or NPUs of each node: its own, or those of this machine for one node."""
@@ -131,14 +131,16 @@ class ProcessBackend(Backend[ProcessRequest]):
     def send(self, request: ProcessRequest) -> str:
         folder, run_dir = Path(request.folder), Path(request.run_dir)
         nodes = () if request.keeps_homes else request.nodes
-        own = [folder for node in nodes for folder in node.own_folders]
+        node_folders = [folder for node in nodes for folder in node.own_folders]
         with writing(f"starting job {request.job}", folder):
             for path in (self._jobs, self._home / "cache"):
                 private_folder(path)
             for written in request.nodes[0].written:
                 # The folder of an output may be new.
                 Path(written).mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = running.register(self._home, request.job, folder, (request.run_dir, *own))
+            lock = running.register(
+                self._home, request.job, folder, (request.run_dir, *node_folders)
+            )
             try:
                 folder.mkdir(mode=0o700)
                 run_dir.mkdir(mode=0o700)
@@ -168,12 +170,12 @@ class ProcessBackend(Backend[ProcessRequest]):
 
         job, folder = self._found(handle)
         is_alive = self._is_alive(job)
-        found = state.read(folder)
-        if found is None:
+        written = state.read(folder)
+        if written is None:
             if is_alive:
                 return False, []
             raise JobNotFound(f"looking for {handle}: this machine has no such job")
-        return bool(found["ended_at"]) or not is_alive, found["nodes"]
+        return bool(written["ended_at"]) or not is_alive, written["nodes"]
 
     def end_node(self, handle: str, node: int) -> None:
         """End a node as if it had lost power; wait for its process if it is still starting."""
@@ -194,40 +196,40 @@ class ProcessBackend(Backend[ProcessRequest]):
         is_alive = self._is_alive(job)
         unseen_host = "" if is_alive else running.unseen_host(self._home, job)
         try:
-            found = state.read(folder)
+            written = state.read(folder)
         except BackendError as error:
             if unseen_host:
                 raise RunsElsewhere("looking for", job, unseen_host) from error
             if is_alive:
                 return Running(f"running ({error.message})")
             return state.lost_status(folder, None, error.message)
-        if found is not None and found["ended_at"] is not None:
-            return state.ended_status(found)
+        if written is not None and written["ended_at"] is not None:
+            return state.ended_status(written)
         if unseen_host:
             raise RunsElsewhere("looking for", job, unseen_host)
-        return self._unended_status(handle, found, is_alive=is_alive)
+        return self._unended_status(handle, written, is_alive=is_alive)
 
     def _unended_status(
-        self, handle: str, found: dict[str, Any] | None, *, is_alive: bool
+        self, handle: str, written: dict[str, Any] | None, *, is_alive: bool
     ) -> NativeStatus:
         """Return the status of a job whose controller has not written how it ended."""
         from cloudjob.backends.native import Running, Waiting
         from cloudjob.backends.process import state
 
         job, folder = self._found(handle)
-        if found is None:
+        if written is None:
             if is_alive:
                 return Waiting("starting")
             raise JobNotFound(f"looking for {handle}: this machine has no such job")
         if is_alive:
-            started_at = times.rfc3339(found["started_at"])
+            started_at = times.rfc3339(written["started_at"])
             native = "running"
             if not running.is_local(self._home, job):
                 native = f"runs on {running.name_of_host(self._home, job)}"
-            return Running(native, started_at, state.attempt_of(found))
+            return Running(native, started_at, state.attempt_of(written))
         with contextlib.suppress(OSError):
             running.sweep_job(self._home, job)
-        return state.lost_status(folder, found, state.LOST)
+        return state.lost_status(folder, written, state.LOST)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         from cloudjob.backends.follow import node_logs, poll
@@ -247,14 +249,14 @@ class ProcessBackend(Backend[ProcessRequest]):
             if not self._is_alive(job):
                 return True
             with contextlib.suppress(BackendError):
-                found = state.read(folder)
-                return bool(found and found["ended_at"])
+                written = state.read(folder)
+                return bool(written and written["ended_at"])
             return False
 
         yield from poll(read_new, has_ended, follow=follow, pause_s=(_POLL_S, _SILENT_POLL_S))
         if follow and not self._is_alive(job):
-            found = state.read(folder)
-            if not (found and found["ended_at"]):
+            written = state.read(folder)
+            if not (written and written["ended_at"]):
                 self._need_visible(job, "following the log of")
 
     def log_ends(self, handle: str) -> Iterator[tuple[int, bytes]]:
@@ -351,8 +353,8 @@ class ProcessBackend(Backend[ProcessRequest]):
         from cloudjob.backends.process import state
 
         with contextlib.suppress(BackendError):
-            found = state.read(folder)
-            if found and found["ended_at"]:
+            written = state.read(folder)
+            if written and written["ended_at"]:
                 return
         self._need_visible(job, "cancelling")
         if self._is_alive(job) and not running.is_local(self._home, job):

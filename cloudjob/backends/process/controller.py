@@ -332,15 +332,15 @@ class Controller:
 
     def _reap(self) -> bool:
         """Record the nodes that have ended, and end processes that a killed node left behind."""
-        found = False
+        has_reaped = False
         for child, code in reaped():
             for node in self.nodes:
                 if node.process == child and node.exit_code is None:
                     node.exit_code = code
                     node.ended_at, node.ended_s = time.time(), time.monotonic()
-                    found = True
+                    has_reaped = True
         self._kill_orphans()
-        return found
+        return has_reaped
 
     def _kill_orphans(self) -> None:
         """End adopted children: processes of a keeper that was killed."""
@@ -441,8 +441,8 @@ class Controller:
 
     def _remove_folders(self) -> None:
         nodes = [] if self.keeps_homes else self.nodes
-        own = [folder for node in nodes for folder in node.request.own_folders]
-        for folder in (self.run_dir, *own):
+        node_folders = [folder for node in nodes for folder in node.request.own_folders]
+        for folder in (self.run_dir, *node_folders):
             with contextlib.suppress(OSError):
                 remove_tree(folder)
 

@@ -45,11 +45,13 @@ def count(
     environ: Mapping[str, str], driver: Path = _DRIVER, device_files: Path = Path("/dev")
 ) -> tuple[int, str]:
     """Return how many accelerators this shell may use, and their kind: ``GPU`` or ``NPU``."""
-    found = gpus(environ, driver)
-    for name in () if found else _VARIABLES[2:]:
-        found = found or tuple(entry for entry in environ.get(name, "").split(",") if entry.strip())
-    if found:
-        return len(found), "NPU" if CUDA not in environ and ASCEND in environ else "GPU"
+    devices = gpus(environ, driver)
+    for name in () if devices else _VARIABLES[2:]:
+        devices = devices or tuple(
+            entry for entry in environ.get(name, "").split(",") if entry.strip()
+        )
+    if devices:
+        return len(devices), "NPU" if CUDA not in environ and ASCEND in environ else "GPU"
     if CUDA in environ or ASCEND in environ:
         return 0, "GPU" if CUDA in environ else "NPU"
     npus = [path for path in device_files.glob("davinci*") if path.name[7:].isdecimal()]

@@ -62,7 +62,7 @@ def isolate(
     hosts_file: str,
     mounts: Sequence[Mount] = (),
     protected: Sequence[tuple[str, str]] = (),
-    shown: Sequence[Mount] = (),
+    visible: Sequence[Mount] = (),
 ) -> None:
     """Give this process and its children a host name, an /etc/hosts and folders of their own.
 
@@ -90,12 +90,12 @@ def isolate(
     if os.path.exists(own_config) and os.path.exists(ssh_config.PATH):
         _bind(libc, own_config, ssh_config.PATH)
     if mounts:
-        own = [mount for mount in mounts if not is_on_machine(mount[1])]
+        private_mounts = [mount for mount in mounts if not is_on_machine(mount[1])]
         written = [mount for mount in mounts if is_on_machine(mount[1])]
-        seen = [_Seen(target, source) for source, target in shown]
+        seen = [_Seen(target, source) for source, target in visible]
         seen += [_Seen(target, source, is_writable=True) for source, target in written]
         seen += [_Seen(path, path, changes) for path, changes in protected]
-        _enter_new_root(libc, own, _in_order(seen))
+        _enter_new_root(libc, private_mounts, _in_order(seen))
 
 
 @functools.cache
@@ -127,7 +127,7 @@ def paths_named_in(texts: Iterable[str], folders: Sequence[str] = OWN) -> tuple[
     A name that does not exist may be that of a new file, a pattern or the start of names; then it
     is the folder in which it would be. Where a named link leads to is named, too.
     """
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     choice = "|".join(map(re.escape, folders))
     for text in texts:
         for match in re.finditer(rf"(?<![\w.-])({choice})/+[^/:;,\s'\"][^:;,\s'\"]*", text):
@@ -137,8 +137,8 @@ def paths_named_in(texts: Iterable[str], folders: Sequence[str] = OWN) -> tuple[
             folder = match[1]
             inside = named[len(folder) :].strip("/")
             if named.startswith(f"{folder}/") and inside.partition("/")[0] not in _OF_NODES:
-                found.update(dict.fromkeys((named, *_linked(named))))
-    return tuple(found)
+                paths.update(dict.fromkeys((named, *_linked(named))))
+    return tuple(paths)
 
 
 def _linked(path: str) -> Iterator[str]:
@@ -194,14 +194,14 @@ class _Seen(NamedTuple):
 def _in_order(seen: Iterable[_Seen]) -> list[_Seen]:
     """Return what a node sees, folders before their contents, without what is visible already."""
     kinds: dict[str, tuple[bool, bool]] = {}
-    found = []
+    in_order = []
     for item in sorted(seen):
         kind = (bool(item.changes), item.is_writable)
         above = next((p for p in reversed(kinds) if item.target.startswith(f"{p}/")), "")
         if item.target not in kinds and kinds.get(above) != kind:
             kinds[item.target] = kind
-            found.append(item)
-    return found
+            in_order.append(item)
+    return in_order
 
 
 def _enter_new_root(libc: ctypes.CDLL, mounts: Sequence[Mount], seen: Sequence[_Seen]) -> None:
@@ -221,9 +221,9 @@ def _enter_new_root(libc: ctypes.CDLL, mounts: Sequence[Mount], seen: Sequence[_
     _check(libc.mount(None, base.encode(), None, _MS_UNBINDABLE, None), "mount tmpfs")
 
     def source_of(path: str) -> str:
-        found = real[path]
-        is_below = found == base or found.startswith(base + "/")
-        return f"/proc/self/fd/{below}{found[len(base) :]}" if is_below else found
+        source = real[path]
+        is_below = source == base or source.startswith(base + "/")
+        return f"/proc/self/fd/{below}{source[len(base) :]}" if is_below else source
 
     # The parent of a target may be a symbolic link, such as /home on some systems.
     placed = {_real(target): source_of(source) for source, target in mounts}
@@ -341,7 +341,7 @@ def _mounts_below(folder: str) -> list[str]:
     with open("/proc/self/mountinfo", "rb") as file:
         # A blank, a tab, a newline and a backslash are octal numbers.
         points = [
-            re.sub(rb"\\(\d{3})", lambda found: bytes([int(found[1], 8)]), line.split()[4])
+            re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
             for line in file
         ]
     return [path for path in map(os.fsdecode, points) if path.startswith(f"{folder}/")]

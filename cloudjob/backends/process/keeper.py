@@ -59,9 +59,9 @@ class NodeRequest(NamedTuple):
     def own_folders(self) -> list[str]:
         """The folders of this machine that are made for this node."""
         others = self.written
-        made = [source for source, _ in self.mounts if source not in others]
+        sources = [source for source, _ in self.mounts if source not in others]
         changes = [folder for _, folder in (*self.protected, *self.named)]
-        return list(dict.fromkeys([self.tmp, self.home, *made, *changes]))
+        return list(dict.fromkeys([self.tmp, self.home, *sources, *changes]))
 
 
 class Keeper:
@@ -151,12 +151,12 @@ class Keeper:
     def _kill_rest(self) -> None:
         """End every process that is left on this node."""
         for _ in range(1000):
-            found = descendants_of(self._process)
-            if not found:
+            rest = descendants_of(self._process)
+            if not rest:
                 return
             # The entry last: if we are killed first, it ends the others.
-            found.sort(key=lambda process: process == self._entry)
-            for process in found:
+            rest.sort(key=lambda process: process == self._entry)
+            for process in rest:
                 with contextlib.suppress(OSError):
                     os.kill(process, signal.SIGKILL)
             # We adopt the others when their parents end.
@@ -206,8 +206,8 @@ def _file_below(folder: str) -> str:
 
 def _log(path: str, text: str) -> None:
     # A script chooses the names of its files.
-    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-    line = f"cloudjob: {shown}\n".encode("utf-8", "backslashreplace")
+    visible = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    line = f"cloudjob: {visible}\n".encode("utf-8", "backslashreplace")
     with contextlib.suppress(OSError), open(path, "ab") as file:
         file.write(line)
 
@@ -244,8 +244,8 @@ def signal_descriptor(numbers: Sequence[int]) -> int:
 
 def children_of(parent: int) -> list[int]:
     """Return the processes whose parent is ``parent``, the one that has run for longest first."""
-    found = [(each.started, each.process) for each in _processes() if each.parent == parent]
-    return [process for _, process in sorted(found)]
+    children = [(each.started, each.process) for each in _processes() if each.parent == parent]
+    return [process for _, process in sorted(children)]
 
 
 def descendants_of(ancestor: int) -> list[int]:
@@ -253,10 +253,10 @@ def descendants_of(ancestor: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for each in _processes():
         children.setdefault(each.parent, []).append(each.process)
-    found = list(children.get(ancestor, ()))
-    for process in found:  # it grows while it is read
-        found += children.get(process, ())
-    return found
+    descendants = list(children.get(ancestor, ()))
+    for process in descendants:  # it grows while it is read
+        descendants += children.get(process, ())
+    return descendants
 
 
 class _Process(NamedTuple):

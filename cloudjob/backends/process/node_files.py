@@ -48,8 +48,8 @@ def files_of(submission: Submission, places: Iterable[str], home: Path) -> Files
     spec = submission.spec
     record = file_path(submission.record_uri)
     outputs = filter(None, (file_path(uri) for _, uri in submission.outputs))
-    own = [str(Path(record).parent)] if record else []
-    written = {path: os.path.realpath(path) for path in (str(home), *own, *outputs)}
+    record_folders = [str(Path(record).parent)] if record else []
+    written = {path: os.path.realpath(path) for path in (str(home), *record_folders, *outputs)}
     objects = map(file_path, (submission.code.uri, *submission.code.layers, *spec.inputs.values()))
     read = {path: os.path.realpath(path) for path in objects if path and not _is_in(path, written)}
     # A node can only read what secrets name, and no message names it.
@@ -77,19 +77,19 @@ def shown_of(paths: Iterable[str]) -> tuple[Mount, ...]:
     return tuple((path, path) for path in dict.fromkeys(both) if isolation.is_private(path))
 
 
-def besides(shown: Iterable[Mount], named: Iterable[str]) -> tuple[str, ...]:
+def besides(mounts: Iterable[Mount], named: Iterable[str]) -> tuple[str, ...]:
     """Return what a job names, without what a node can read already."""
-    readable = [path for path, _ in shown]
+    readable = [path for path, _ in mounts]
     return tuple(path for path in named if not _is_in(path, readable))
 
 
 def places_of(path: str, *programs: str) -> tuple[str, ...]:
     """Return what nodes need of this machine's programs: folders of PATH, and those of Python."""
-    found = [item for item in (*path.split(os.pathsep), *sys.path) if item.startswith("/")]
-    found += (item for program in programs for item in _prefixes(program))
+    candidates = [item for item in (*path.split(os.pathsep), *sys.path) if item.startswith("/")]
+    candidates += (item for program in programs for item in _prefixes(program))
     # Programs find their libraries and data beside their own folder.
-    beside = (str(Path(item).parent) for item in found if Path(item).name in ("bin", "sbin"))
-    return tuple(dict.fromkeys((*found, *beside)))
+    beside = (str(Path(item).parent) for item in candidates if Path(item).name in ("bin", "sbin"))
+    return tuple(dict.fromkeys((*candidates, *beside)))
 
 
 def changes_of(paths: Iterable[str], folder: str) -> tuple[tuple[str, str], ...]:
@@ -111,7 +111,7 @@ def _mounts(paths: Iterable[str]) -> tuple[Mount, ...]:
 
 def _top(path: str) -> str:
     """Return the entry of a private folder that a path leads through, else the path itself."""
-    folder = next((own for own in isolation.OWN if path.startswith(f"{own}/")), "")
+    folder = next((root for root in isolation.OWN if path.startswith(f"{root}/")), "")
     name = path[len(folder) + 1 :].partition("/")[0]
     return f"{folder}/{name}" if folder else path
 

@@ -161,8 +161,10 @@ def build(
         )
         own_home, address = files.on_node(home), address_of(index)
         env = base | submissions.variables(submission, node, home=own_home, address=address)
-        own = devices.gpus_of_node(machine.gpus, len(hosts), gpus, index)
-        env.update({name: own[name] for name in own if name not in submission.spec.env})
+        device_env = devices.gpus_of_node(machine.gpus, len(hosts), gpus, index)
+        env.update(
+            {name: device_env[name] for name in device_env if name not in submission.spec.env}
+        )
         nodes.append(
             NodeRequest(
                 host=host,
@@ -266,8 +268,8 @@ def need_linux() -> None:
         BackendError: This machine does not run Linux.
     """
     if sys.platform != "linux":
-        found, hint = NEEDS_LINUX
-        raise BackendError(f"running nodes as processes of this machine: {found}", hint=hint)
+        reason, hint = NEEDS_LINUX
+        raise BackendError(f"running nodes as processes of this machine: {reason}", hint=hint)
 
 
 def need_mpirun(machine: Machine) -> None:

@@ -91,8 +91,8 @@ def controller_of(home: Path, job: str) -> int:
             return process
     # Outside a container, its processes have other numbers; a keeper is a child of the controller.
     with contextlib.suppress(OSError):
-        found = [each for each in processes_of(home, job) if _belongs_to(each, job)]
-        return next((each for each in found if _parent_of(each) not in found), 0)
+        processes = [each for each in processes_of(home, job) if _belongs_to(each, job)]
+        return next((each for each in processes if _parent_of(each) not in processes), 0)
     return 0
 
 
@@ -111,12 +111,12 @@ def _parent_of(process: int) -> int:
 def processes_of(home: Path, job: str) -> list[int]:
     """Return the processes that hold the lock of a job: controller, keepers and entries."""
     path = path_of(home, job)
-    found = []
+    processes = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if folder.name.isdecimal() and _has_open(folder, path):
-                found.append(int(folder.name))
-    return found
+                processes.append(int(folder.name))
+    return processes
 
 
 def _has_open(process: Path, path: Path) -> bool:
@@ -146,9 +146,9 @@ def sweep(home: Path) -> None:
 
 def run_dir_of(home: Path, job: str) -> Path | None:
     """Return the folder for sockets and temporary files of a job; None if it is not known."""
-    found = hosts.read_first_line(path_of(home, job))
+    entry = hosts.read_first_line(path_of(home, job))
     try:
-        return Path(found["temporary"][0])
+        return Path(entry["temporary"][0])
     except (IndexError, KeyError, TypeError):
         return None
 
@@ -162,9 +162,9 @@ def sweep_job(home: Path, job: str) -> None:
     path = path_of(home, job)
     if not path.exists() or locks.is_held(path) or unseen_host(home, job):
         return
-    found = hosts.read_first_line(path)
+    entry = hosts.read_first_line(path)
     try:
-        folder, temporary = Path(found["folder"]), [str(item) for item in found["temporary"]]
+        folder, temporary = Path(entry["folder"]), [str(item) for item in entry["temporary"]]
     except (KeyError, TypeError):
         folder, temporary = home / "process" / job, []
     if not (folder / STATE).exists():

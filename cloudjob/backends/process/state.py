@@ -39,49 +39,49 @@ _EXPECTED = {"started_at", "ended_at", "exit_code", "is_cancelled", "nodes"}
 LOST = "the controller of the job was killed, or the machine was restarted"
 
 
-def attempt_of(found: dict[str, Any] | None) -> Attempt | None:
+def attempt_of(written: dict[str, Any] | None) -> Attempt | None:
     """Return which attempt of a job with retries this is; None for a job without retries."""
-    values = found.get("attempts") if found else None
+    values = written.get("attempts") if written else None
     try:
         return Attempt(**values) if values else None
     except TypeError:  # a later version may say more
         return None
 
 
-def lost_status(folder: Path, found: dict[str, Any] | None, message: str) -> Ended:
+def lost_status(folder: Path, written: dict[str, Any] | None, message: str) -> Ended:
     """Return the status of a job whose processes were killed; the head's record has precedence."""
     begin_s = (folder / STATE).stat().st_mtime
     # A keeper touches its log when its node ends; if none has done so, that time is unknown.
     end_s = max((path.stat().st_mtime for path in folder.glob("node-*.log")), default=begin_s)
-    is_cancelled = found is not None and found["is_cancelled"]
+    is_cancelled = written is not None and written["is_cancelled"]
     return Ended(
         "lost",
         failure=Failure(exit_code=137, message=message),
-        started_at=times.rfc3339(found["started_at"]) if found else None,
+        started_at=times.rfc3339(written["started_at"]) if written else None,
         ended_at=times.rfc3339(end_s) if end_s > begin_s else None,
-        attempt_at=times.rfc3339(found["nodes"][0]["started_at"]) if found else "",
+        attempt_at=times.rfc3339(written["nodes"][0]["started_at"]) if written else "",
         # An entry is sent SIGTERM when its keeper is gone; that is not a cancel.
         stop=Stop.CANCEL if is_cancelled else Stop.PLATFORM,
         is_unwatched=True,
-        attempt=attempt_of(found),
+        attempt=attempt_of(written),
     )
 
 
-def ended_status(found: dict[str, Any]) -> Ended:
+def ended_status(written: dict[str, Any]) -> Ended:
     """Return the status of a job whose controller has written how it ended."""
-    nodes = found["nodes"]
+    nodes = written["nodes"]
     seen = [supervision.Node(False, node["exit_code"], node["ended_at"]) for node in nodes]
     first = supervision.first_failed(seen) or 0
-    has_asked = found.get("has_asked_head", False)
-    code = found["exit_code"]
+    has_asked = written.get("has_asked_head", False)
+    code = written["exit_code"]
     if has_asked:
         code = supervision.exit_code(seen, Lead.HEAD, is_head_asked=True)
-    if found["is_cancelled"]:
+    if written["is_cancelled"]:
         native, cause, failure = "cancelled", Cause.CANCELLED, Failure(exit_code=code)
     elif code == 0:
         native, cause, failure = "succeeded", Cause.NONE, None
     else:
-        message = found.get("message") or _how(code)
+        message = written.get("message") or _how(code)
         native, cause = "failed", Cause.PLATFORM
         failure = Failure(first, exit_code=code, message=message)
     stop_of_failure = Stop.PLATFORM if has_asked else Stop.OUTSIDE
@@ -89,11 +89,11 @@ def ended_status(found: dict[str, Any]) -> Ended:
         native,
         cause,
         failure,
-        started_at=times.rfc3339(found["started_at"]),
-        ended_at=times.rfc3339(found["ended_at"]),
+        started_at=times.rfc3339(written["started_at"]),
+        ended_at=times.rfc3339(written["ended_at"]),
         attempt_at=times.rfc3339(nodes[0]["started_at"]),
         stop=stop_of_failure if cause is Cause.PLATFORM else Stop.CANCEL,
-        attempt=attempt_of(found),
+        attempt=attempt_of(written),
     )
 
 

@@ -218,7 +218,7 @@ class SlurmBackend(Backend[SlurmRequest]):
             return {}
         host = next(iter(parsed.values())).host
         snapshots = dict(_read_many(host, parsed))
-        found: dict[str, NativeStatus | None] = {
+        status_of: dict[str, NativeStatus | None] = {
             h: None for h, snapshot in snapshots.items() if not snapshot
         }
         unsettled = {
@@ -233,9 +233,9 @@ class SlurmBackend(Backend[SlurmRequest]):
                 )
             except BackendError as error:
                 unknown = Unknown(error.message)
-                return found | dict.fromkeys(unsettled, unknown)
-            found |= _queued(queue, unsettled)
-        return found
+                return status_of | dict.fromkeys(unsettled, unknown)
+            status_of |= _queued(queue, unsettled)
+        return status_of
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
         where = _parse_handle(handle)
@@ -396,19 +396,21 @@ class SlurmBackend(Backend[SlurmRequest]):
         number = snapshot.id or snapshot.marks.id
         doing = f"asking Slurm for {where.job}"
         which = f"-j {number}" if number else f"--me --name={script.JOB_NAME}{where.job}"
-        found = state.read_jobs(_output_of(where.host, f"{_QUEUE} {which}", doing))
-        if number and not found:
+        facts_of = state.read_jobs(_output_of(where.host, f"{_QUEUE} {which}", doing))
+        if number and not facts_of:
             # The controller has forgotten the job; the site may have no accounting.
-            found = state.read_jobs(
+            facts_of = state.read_jobs(
                 _output_of(where.host, f"{_ACCOUNTING} -j {number} 2>/dev/null || :", doing)
             )
-        facts = found.get(where.job, state.Facts())
+        facts = facts_of.get(where.job, state.Facts())
         if facts.id and not number:
             # Its submitter was killed before it could store the number.
             where.host.run(where.folder, f"echo {facts.id} >{script.ID}")
         if state.lacks_exit_code(snapshot.marks, facts):
-            shown = _output_of(where.host, f"scontrol show job {facts.id}", doing)
-            facts = replace(facts, exit_code=state.read_exit_code(shown.partition("ExitCode=")[2]))
+            details = _output_of(where.host, f"scontrol show job {facts.id}", doing)
+            facts = replace(
+                facts, exit_code=state.read_exit_code(details.partition("ExitCode=")[2])
+            )
         return facts
 
     def _log_of_slurm(self, where: _Handle) -> str:
@@ -508,15 +510,15 @@ def _snapshots_of(host: Host, folders: Sequence[str]) -> list[_Snapshot | None]:
         return [_local_snapshot(Path(folder)) for folder in folders]
     text = "".join(f"{folder}\n" for folder in folders)
     done = host.run("", _READ_FOLDERS, os.fsencode(text), is_reading=True)
-    found: list[_Snapshot | None] = []
+    snapshots: list[_Snapshot | None] = []
     rest = done.out
     with suppress(ValueError):
         while rest:
             snapshot, rest = _next_snapshot(rest)
-            found.append(snapshot)
-    if done.code or len(found) != len(folders):
+            snapshots.append(snapshot)
+    if done.code or len(snapshots) != len(folders):
         raise BackendError(f"reading the folders of jobs on {host.name}: {done.message}")
-    return found
+    return snapshots
 
 
 def _next_snapshot(data: bytes) -> tuple[_Snapshot | None, bytes]:

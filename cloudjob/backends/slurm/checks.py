@@ -66,9 +66,9 @@ def _nodes(host: Host) -> list[Check]:
         error = errors.command_error("sinfo", done.message)
         return [Check("partitions", False, error.message, error.hint)]
     lines = done.out.decode("utf-8", "replace").splitlines()
-    found = "; ".join(" ".join(line.split()) for line in lines)
+    partitions = "; ".join(" ".join(line.split()) for line in lines)
     hint = "no partition has a node that you may use"
-    return [Check("partitions", bool(lines), found or "none", hint)]
+    return [Check("partitions", bool(lines), partitions or "none", hint)]
 
 
 def _folder(host: Host, folder: str) -> Check:

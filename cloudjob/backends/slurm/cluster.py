@@ -126,15 +126,15 @@ class Host:
         if self.name:
             return read_tails(self.run(folder, tails_text(offsets), is_reading=True).out)
         # A follower reads many times a second, and each shell command would start processes.
-        found = {}
+        data_of = {}
         for index, path in node_logs(Path(folder)).items():
             # Reopened each time: only then does NFS show what another node has written.
             with path.open("rb") as file:
                 file.seek(offsets.get(index, 0))
                 data = file.read(PIECE_BYTES)
             if data:
-                found[index] = data
-        return found
+                data_of[index] = data
+        return data_of
 
 
 class Cluster(NamedTuple):
@@ -191,19 +191,19 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
 
 def tails_text(offsets: Mapping[int, int]) -> str:
     """Return the shell script that prints the new part of each node's log."""
-    known = " ".join(f"{index}:{offset}" for index, offset in offsets.items())
-    return _TAILS.format(known=shlex.quote(f" {known} "), limit=PIECE_BYTES)
+    read_offsets = " ".join(f"{index}:{offset}" for index, offset in offsets.items())
+    return _TAILS.format(known=shlex.quote(f" {read_offsets} "), limit=PIECE_BYTES)
 
 
 def read_tails(data: bytes) -> dict[int, bytes]:
     """Return the output of that script by node; an incomplete piece is read again next time."""
-    found: dict[int, bytes] = {}
+    data_of: dict[int, bytes] = {}
     with suppress(ValueError):
         while data:
             line, _, data = data.partition(b"\n")
             index, size = (int(item) for item in line.split())
-            found[index], data = data[:size], data[size:]
-    return found
+            data_of[index], data = data[:size], data[size:]
+    return data_of
 
 
 # Prints for each log: its node, the number of new bytes, and these bytes.

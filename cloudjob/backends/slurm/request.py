@@ -195,24 +195,29 @@ def _variables(
     if is_local:
         # The descriptor and the record are found by their names in the job's folder.
         node = node._replace(code_uri="", record_uri="")
-        own = posixpath.dirname(submission.code.uri) + "/"
+        package_folder = posixpath.dirname(submission.code.uri) + "/"
         places = (
-            (name, f"{file_uri(folder)}/{uri.removeprefix(own)}" if uri.startswith(own) else uri)
+            (
+                name,
+                f"{file_uri(folder)}/{uri.removeprefix(package_folder)}"
+                if uri.startswith(package_folder)
+                else uri,
+            )
             for name, uri in submission.outputs
         )
         node = node._replace(outputs=tuple(places))
     if _is_srun(spec):
         node = node._replace(launcher="srun")
-    found = submissions.variables(submission, node, home="", address="")
+    env = submissions.variables(submission, node, home="", address="")
     # The user's own variables, without those that each node determines.
     of_node = ["HOME", names.MA_NUM_GPUS]
     if _may_change_python(spec):
         of_node.append(names.MA_SCRIPT_INTERPRETER)
     for name in of_node:
         if name not in spec.env:
-            found.pop(name, None)
-    found |= interpreters.source_variables(spec, cluster.editable_installs)
-    return {name: value for name, value in found.items() if name not in _OF_NODE}
+            env.pop(name, None)
+    env |= interpreters.source_variables(spec, cluster.editable_installs)
+    return {name: value for name, value in env.items() if name not in _OF_NODE}
 
 
 def _environments(
@@ -225,8 +230,8 @@ def _environments(
         scratch = submission.spec.slurm.scratch
         home = f"{scratch}/cloudjob-{grid.unique_part(submission.job)}/home"
         whole = submissions.variables(submission, node, home=home, address="0.0.0.0")
-        own = {name: whole[name] for name in _OF_NODE if name in whole}
-        yield {"PATH": os.defpath, **cluster.paths, **own, **variables}
+        node_env = {name: whole[name] for name in _OF_NODE if name in whole}
+        yield {"PATH": os.defpath, **cluster.paths, **node_env, **variables}
 
 
 def devices(spec: JobSpec) -> Devices:
@@ -235,8 +240,8 @@ def devices(spec: JobSpec) -> Devices:
     if options.gpus:
         return Devices(options.gpus, f"slurm.gpus is {options.gpus}")
     for text in (f"--gres={options.gres}", *options.sbatch):
-        if found := _DEVICES.match(text):
-            return Devices(int(found[1] or 1), f"#SBATCH {text}")
+        if match := _DEVICES.match(text):
+            return Devices(int(match[1] or 1), f"#SBATCH {text}")
     return Devices(0, "")
 
 
@@ -244,7 +249,7 @@ def _options(submission: Submission) -> tuple[str, ...]:
     """Return the text after each ``#SBATCH``."""
     spec = submission.spec
     options = spec.slurm
-    found = {
+    value_of = {
         "job-name": f"{script.JOB_NAME}{submission.job}",
         "output": script.SLURM_LOG,
         "open-mode": "append",
@@ -258,12 +263,12 @@ def _options(submission: Submission) -> tuple[str, ...]:
     }
     names_of_site = ("partition", "account", "qos", "reservation", "constraint", "nodelist")
     for name in (*names_of_site, "exclude", "gres"):
-        found[name] = getattr(options, name)
+        value_of[name] = getattr(options, name)
     flags = ["exclusive"] if options.exclusive else []
     # Always set: a site may requeue by default, and then a job would run twice.
     flags.append("requeue" if options.requeue else "no-requeue")
     return (
-        *(f"--{name}={value}" for name, value in found.items() if value),
+        *(f"--{name}={value}" for name, value in value_of.items() if value),
         *(f"--{name}" for name in flags),
         *spec.slurm.sbatch,
     )
@@ -334,7 +339,7 @@ def _reserved(argument: str) -> str:
     """
     if argument.startswith("--"):
         name = argument[2:].partition("=")[0]
-        return next(("--" + known for known in _RESERVED if known.startswith(name)), "")
+        return next(("--" + reserved for reserved in _RESERVED if reserved.startswith(name)), "")
     for letter in argument[1:] if argument.startswith("-") else "":
         if letter in _RESERVED_SHORT:
             return "-" + letter

@@ -257,14 +257,14 @@ def read_jobs(text: str) -> dict[str, Facts]:
 
     Times are in seconds since the epoch.
     """
-    found: dict[str, Facts] = {}
+    facts_of: dict[str, Facts] = {}
     for line in text.splitlines():
         number, state, start, end, name, code, hosts, reason = (
             *line.split("|", 7),
             *[""] * 8,
         )[:8]
         if name.startswith(JOB_NAME) and number.isdecimal() and state.strip():
-            found[name.removeprefix(JOB_NAME)] = Facts(
+            facts_of[name.removeprefix(JOB_NAME)] = Facts(
                 id=number,
                 # "CANCELLED by 1000"
                 state=state.split()[0],
@@ -274,15 +274,15 @@ def read_jobs(text: str) -> dict[str, Facts]:
                 exit_code=read_exit_code(code),
                 head=_first_host(hosts),
             )
-    return found
+    return facts_of
 
 
 def _first_host(hosts: str) -> str:
-    found = _FIRST_HOST.match(hosts)
+    match = _FIRST_HOST.match(hosts)
     # "n/a" or "None assigned", if it has none.
-    if not found or hosts.lower().startswith(("n/a", "none assigned")):
+    if not match or hosts.lower().startswith(("n/a", "none assigned")):
         return ""
-    return f"{found[1]}{found[2] or ''}"
+    return f"{match[1]}{match[2] or ''}"
 
 
 def read_number(output: str) -> str:
@@ -291,14 +291,14 @@ def read_number(output: str) -> str:
     It is "123", or "123;cluster" if there are several clusters. At some sites, sbatch is a script
     that prints more lines, or "Submitted batch job 123" whatever the options.
     """
-    found = _SUBMITTED.findall(output) or _NUMBER.findall(output)
-    return found[-1] if found else ""
+    numbers = _SUBMITTED.findall(output) or _NUMBER.findall(output)
+    return numbers[-1] if numbers else ""
 
 
 def read_exit_code(text: str) -> tuple[int, int] | None:
     """Return the first exit code and signal, as in ``7:0``; None if there are none."""
-    found = _EXIT_CODE.search(text)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _EXIT_CODE.search(text)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def may_lack_prolog(marks: Marks, facts: Facts, *, is_cancelled: bool) -> bool:

@@ -37,11 +37,11 @@ def _cancel(options: argparse.Namespace) -> int:
 
 def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
     """Cancel every matching job and wait for all; report failures and continue."""
-    found = [job for job in cloudjob.jobs(**filters) if not job.is_over]
+    running = [job for job in cloudjob.jobs(**filters) if not job.is_over]
     if not any(filters.values()):
-        sweeps.give_up(found)
+        sweeps.give_up(running)
     cancelled, code = [], 0
-    for job in found:
+    for job in running:
         try:
             job.cancel(is_urgent=is_urgent)
             cancelled.append(job)
@@ -54,7 +54,7 @@ def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
         except CloudJobError as error:
             print_error(error)
             code = error.exit_code
-    print_message(f"{len(cancelled)} of {counted(len(found), 'job')} cancelled")
+    print_message(f"{len(cancelled)} of {counted(len(running), 'job')} cancelled")
     return code
 
 

@@ -25,8 +25,8 @@ def topics() -> dict[str, Path]:
 
 def examples() -> dict[str, Path]:
     """Return the folder or file of each example by name: programs, then job files."""
-    found = (*_folder("examples").glob("*/"), *_folder("configs").glob("*.yaml"))
-    return {path.name: path for path in sorted(found, key=lambda path: (path.is_file(), path.name))}
+    paths = (*_folder("examples").glob("*/"), *_folder("configs").glob("*.yaml"))
+    return {path.name: path for path in sorted(paths, key=lambda path: (path.is_file(), path.name))}
 
 
 def _title(path: Path) -> str:
@@ -49,13 +49,13 @@ def _docs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(kind: str, name: str, known: dict[str, Path]) -> Path:
+def _chosen(kind: str, name: str, paths: dict[str, Path]) -> Path:
     """Return the path of this name."""
-    if name in known:
-        return known[name]
+    if name in paths:
+        return paths[name]
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, paths, n=1)
     command = "docs" if kind == "topic" else kind
     hint = f"did you mean {close[0]}?" if close else f"`cloudjob {command}` lists the {kind}s"
     raise UsageError(f"looking for the {kind} {name!r}: there is no such {kind}", hint=hint)
@@ -72,11 +72,11 @@ def _show(text: str) -> None:
 
 
 def _example(options: argparse.Namespace) -> int:
-    known = examples()
+    path_of = examples()
     if options.name is None:
-        print_table([(name, _title(path)) for name, path in known.items()])
+        print_table([(name, _title(path)) for name, path in path_of.items()])
         return 0
-    source = _chosen("example", options.name, known)
+    source = _chosen("example", options.name, path_of)
     target = Path(options.folder, source.name)
     try:
         _copy(source, target)
@@ -86,8 +86,8 @@ def _example(options: argparse.Namespace) -> int:
             hint=f"cloudjob example {source.name} DIR",
         ) from error
     except OSError as error:
-        found = f"{error.filename or target}: {error.strerror or error}"
-        raise UsageError(f"copying the example {source.name}: {found}") from error
+        reason = f"{error.filename or target}: {error.strerror or error}"
+        raise UsageError(f"copying the example {source.name}: {reason}") from error
     print(target)
     return 0
 

@@ -28,8 +28,8 @@ def _emulator_up(options: argparse.Namespace) -> int:
     from cloudjob.emulator import daemon
 
     config = Path(options.settings) if options.settings else None
-    found = daemon.up(state_home(), config=config, port=options.port)
-    _print_emulator(found.shown(), is_json=options.json)
+    emulator = daemon.up(state_home(), config=config, port=options.port)
+    _print_emulator(emulator.shown(), is_json=options.json)
     return 0
 
 

@@ -46,21 +46,21 @@ def _list(options: argparse.Namespace) -> int:
         return _watch(look, options)
     # With 10,000 jobs, the collector takes a third of the time and finds nothing.
     with _without_collector():
-        found = look()
-        return _show_list(found, options, is_all=not any(filters.values()))
+        statuses = look()
+        return _show_list(statuses, options, is_all=not any(filters.values()))
 
 
-def _show_list(found: _Found, options: argparse.Namespace, *, is_all: bool) -> int:
+def _show_list(statuses: _Found, options: argparse.Namespace, *, is_all: bool) -> int:
     if options.json:
-        print(f"[{', '.join(map(_json_of, found))}]")
-    elif found and sys.stdout.isatty() and not (options.all or options.limit):
+        print(f"[{', '.join(map(_json_of, statuses))}]")
+    elif statuses and sys.stdout.isatty() and not (options.all or options.limit):
         # The prompt needs a line, too.
         height = shutil.get_terminal_size().lines - 2
-        shown = _print_jobs(found, options, height, asks_nodes=True)
-        if more := len(found) - shown:
+        printed = _print_jobs(statuses, options, height, asks_nodes=True)
+        if more := len(statuses) - printed:
             print_message(f"{more} more; --all shows all, --watch scrolls")
-    elif found:
-        _print_jobs(found, options, asks_nodes=True)
+    elif statuses:
+        _print_jobs(statuses, options, asks_nodes=True)
     else:
         print_message(_NO_JOBS if is_all else "no jobs match")
     return 0
@@ -81,15 +81,15 @@ def _json_of(each: cloudjob.Job | JobStatus) -> str:
     return json.dumps(status_json(each)) if isinstance(each, JobStatus) else each.status_json()
 
 
-def _rows(found: _Found) -> _Rows:
+def _rows(statuses: _Found) -> _Rows:
     return [
         (each, None) if isinstance(each, JobStatus) else (each.last_status or each.status(), each)
-        for each in found
+        for each in statuses
     ]
 
 
 def _print_jobs(
-    found: _Found,
+    statuses: _Found,
     options: argparse.Namespace,
     height: int | None = None,
     *,
@@ -104,7 +104,7 @@ def _print_jobs(
     more = [*(["BY"] if options.store else []), *(["VALUES"] if options.sweep else [])]
     headers = ("JOB", "STATE", "BACKEND", "NODES", "RANKS", "AGE", "DURATION", *more, "REASON")
     cells = []
-    rows = _rows(found if height is None else found[: max(1, height)])
+    rows = _rows(statuses if height is None else statuses[: max(1, height)])
     hangs = cloudjob.api.running_hangs(rows) if asks_nodes else {}
     for each, job in rows:
         ranks = each.nodes * each.procs_per_node or "?"
@@ -127,41 +127,41 @@ def _watch(look: Callable[[], _Found], options: argparse.Namespace) -> int:
     from cloudjob.cli.keys import Key, Keys, Position
 
     is_live = sys.stdout.isatty()
-    position, found, seen, key = Position(_ORDERS), look(), None, None
+    position, statuses, seen, key = Position(_ORDERS), look(), None, None
     with Keys() as keys:
         while key is not Key.QUIT:
-            ordered = _sorted(found, position.order)
+            ordered = _sorted(statuses, position.order)
             position.limit(len(ordered))
             size = shutil.get_terminal_size()
             height = size.lines - 1 if is_live else None
             visible = ordered[position.first :][:height]
             state = [status for status, _ in _rows(visible)], position.order, len(ordered), height
-            shown = len(visible)
+            printed = len(visible)
             if key or state != seen:
                 seen = state
                 # On a terminal, the list replaces the previous one.
                 sys.stdout.write("\x1b[H\x1b[2J" if is_live else "")
-                shown = _print_jobs(visible, options, height) if visible else 0
+                printed = _print_jobs(visible, options, height) if visible else 0
                 if not visible:
                     print("no jobs")
                 if is_live:
-                    print(position.footer(shown, len(ordered))[: size.columns - 1], end="")
+                    print(position.footer(printed, len(ordered))[: size.columns - 1], end="")
                 sys.stdout.flush()
             key = keys.wait(_WATCH_S)
             if key:
-                position.apply(key, shown)
+                position.apply(key, printed)
             else:
-                found = look()
+                statuses = look()
     return 0
 
 
-def _sorted(found: _Found, order: str) -> _Found:
+def _sorted(statuses: _Found, order: str) -> _Found:
     if order == "age":
-        return found
+        return statuses
     if order == "oldest":
-        return found[::-1]
+        return statuses[::-1]
     first = {"FAILED": 0, "UNKNOWN": 1, "RUNNING": 2, "PENDING": 3}
-    rows = sorted(_rows(found), key=lambda row: first.get(row[0].state.value, 4))
+    rows = sorted(_rows(statuses), key=lambda row: first.get(row[0].state.value, 4))
     return [job or status for status, job in rows]
 
 

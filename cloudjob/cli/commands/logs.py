@@ -29,7 +29,7 @@ def _logs(options: argparse.Namespace) -> int:
     if options.raw:
         return _raw_logs(job, options)
     pattern = _pattern(options.grep) if options.grep is not None else None
-    shown = cloudjob.LogFilter(
+    selection = cloudjob.LogFilter(
         options.node,
         options.rank,
         pattern,
@@ -39,7 +39,7 @@ def _logs(options: argparse.Namespace) -> int:
         options.timestamps,
         options.attempt,
     )
-    stream(job, sys.stdout.buffer.fileno(), follow=options.follow, shown=shown)
+    stream(job, sys.stdout.buffer.fileno(), follow=options.follow, selection=selection)
     return 0
 
 
@@ -52,7 +52,7 @@ def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
         )
     node = int(options.node) if options.node.isdecimal() else None
     rank = int(options.rank)
-    found = job.logs(
+    pieces = job.logs(
         node,
         rank,
         follow=options.follow,
@@ -60,20 +60,20 @@ def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
         is_stored=options.stored,
         attempt=options.attempt,
     )
-    for line in found:
+    for line in pieces:
         sys.stdout.buffer.write(line.data)
         if options.follow:
             sys.stdout.buffer.flush()
     return 0
 
 
-def _check_numbers(flag: str, text: str, known: int) -> None:
+def _check_numbers(flag: str, text: str, count: int) -> None:
     """Check that a job with ``known`` nodes or ranks has all that are in a list."""
     highest = max(map(int, text.replace("-", ",").split(",")), default=0) if text else 0
     # The number of ranks is 0 until the nodes have reported it.
-    if known and highest >= known:
-        found = counted(known, flag.removeprefix("--"))
-        raise UsageError(f"{flag} {text}: the job has {found}", hint=f"0 to {known - 1}")
+    if count and highest >= count:
+        count_text = counted(count, flag.removeprefix("--"))
+        raise UsageError(f"{flag} {text}: the job has {count_text}", hint=f"0 to {count - 1}")
 
 
 def _pattern(text: str) -> Pattern:

@@ -80,16 +80,16 @@ def _print_csv(headers: Iterable[str], rows: Iterable[Iterable[object]]) -> None
 def _patterns(texts: list[str]) -> dict[str, str]:
     from cloudjob.model.kinds import check_pattern
 
-    found = {}
+    pattern_of = {}
     for text in texts:
         name, equals, pattern = text.partition("=")
         if not (name and equals):
             raise UsageError(f"reading --metric {text}: no '='", hint="give NAME=REGEX")
         try:
-            found[name] = check_pattern(pattern)
+            pattern_of[name] = check_pattern(pattern)
         except ValueError as error:
             raise UsageError(f"reading --metric {name}: it {error}") from error
-    return found
+    return pattern_of
 
 
 def _plain(point: MetricPoint) -> dict[str, object]:
@@ -119,13 +119,13 @@ class _Series:
 
 def _show_points(points: Iterable[MetricPoint]) -> bool:
     """Print a table of all metrics; return whether there are any."""
-    found: dict[tuple[str, str], _Series] = {}
+    series_of: dict[tuple[str, str], _Series] = {}
     for point in points:
         place = point.source if point.rank is None else f"rank {point.rank}"
-        found.setdefault((point.title, place), _Series()).add(point)
+        series_of.setdefault((point.title, place), _Series()).add(point)
     rows = [
         (*key, each.values, each.step, *(f"{n:.6g}" for n in (each.last, each.low, each.high)))
-        for key, each in found.items()
+        for key, each in series_of.items()
     ]
     headers = ("METRIC", "SOURCE", "VALUES", "STEP", "LAST", "MIN", "MAX")
     if rows:
@@ -148,7 +148,7 @@ def _show_ranking(options: argparse.Namespace) -> None:
         ]  # fmt: skip
         print_json(rows)
         return
-    shown = [
+    lines = [
         (
             "-" if value is None else f"{value:.6g}",
             job.id,
@@ -157,7 +157,7 @@ def _show_ranking(options: argparse.Namespace) -> None:
         )
         for job, _, value in ranking
     ]
-    print_table(shown, (name, "JOB", "STATE", "VALUES"), numbers=(name,))
+    print_table(lines, (name, "JOB", "STATE", "VALUES"), numbers=(name,))
 
 
 # ---- resources -----------------------------------------------------------------------------------
@@ -182,6 +182,6 @@ def _show_resources(job: Job, options: argparse.Namespace) -> None:
 
 
 def _summary(metric: Metric) -> list[str]:
-    known = [value for value in metric.values if value is not None]
-    shown = (known[-1], sum(known) / len(known), max(known)) if known else ()
-    return [f"{value:.1f}" for value in shown] or ["-", "", ""]
+    numbers = [value for value in metric.values if value is not None]
+    values = (numbers[-1], sum(numbers) / len(numbers), max(numbers)) if numbers else ()
+    return [f"{value:.1f}" for value in values] or ["-", "", ""]

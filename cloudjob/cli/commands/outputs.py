@@ -18,30 +18,30 @@ _INCOMPLETE = "  (may be incomplete)"
 
 def _outputs(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
-    found = job.outputs()
-    for name, uri in found.refused.items():
+    files = job.outputs()
+    for name, uri in files.refused.items():
         if uri.startswith("pvc:"):
             print_message(f"warning: the output {name} is not read: only pods reach {uri}")
             print_message("hint: start a pod that mounts the claim, then `kubectl cp`")
             continue
         print_message(f"warning: the output {name} is not read: {job.submitted_by} chose {uri}")
         print_message("hint: if you trust that place, copy it with your own tools")
-    for note in found.notes:
+    for note in files.notes:
         print_message(note)
-    if not found and not found.notes and not found.refused:
+    if not files and not files.notes and not files.refused:
         print_message(f"job {job.id} has saved no outputs")
     elif options.to is None:
-        _print_outputs(found)
+        _print_outputs(files)
     else:
-        _fetch_outputs(found, Path(options.to))
+        _fetch_outputs(files, Path(options.to))
     return 0
 
 
-def _print_outputs(found: cloudjob.Outputs) -> None:
+def _print_outputs(files: cloudjob.Outputs) -> None:
     """Print the names with sizes on a terminal; to a file or pipe, only the names."""
-    names = [file.name + _INCOMPLETE * file.is_incomplete for file in found]
+    names = [file.name + _INCOMPLETE * file.is_incomplete for file in files]
     if sys.stdout.isatty() and names:
-        sizes = [size_text(file.size_bytes) for file in found]
+        sizes = [size_text(file.size_bytes) for file in files]
         rows = list(zip(sizes, names, strict=True))
         print_table(rows, ("SIZE", "NAME"), numbers=("SIZE",))
         return
@@ -49,13 +49,13 @@ def _print_outputs(found: cloudjob.Outputs) -> None:
         print_name(name)
 
 
-def _fetch_outputs(found: cloudjob.Outputs, folder: Path) -> None:
+def _fetch_outputs(outputs: cloudjob.Outputs, folder: Path) -> None:
     from cloudjob.cli.live import Transfers
 
     is_new = not folder.exists()
     try:
         with Transfers("fetched") as transfers:
-            files = found.download(folder, on_progress=transfers.report)
+            files = outputs.download(folder, on_progress=transfers.report)
     finally:
         if is_new and folder.is_dir():
             # Neither git nor the package of the next job takes what a job has made.

@@ -44,33 +44,37 @@ def _package_explain(options: argparse.Namespace) -> int:
     from cloudjob.package import explain
 
     spec = described(options)
-    found = explain(
+    decision_made = explain(
         Path(spec.source), options.path, home=state_home(), follow_links=spec.links == "follow"
     )
     if options.json:
-        print_json(found._asdict())
+        print_json(decision_made._asdict())
         return 0
-    at = "" if found.decided_at.rstrip("/") == found.path.rstrip("/") else found.decided_at
+    at = (
+        ""
+        if decision_made.decided_at.rstrip("/") == decision_made.path.rstrip("/")
+        else decision_made.decided_at
+    )
     where = f" (through {one_line(at)})" if at else ""
-    decision = "included" if found.is_packed else "left out"
-    print(f"{one_line(found.path)}: {decision}: {one_line(found.rule)}{where}")
+    decision = "included" if decision_made.is_packed else "left out"
+    print(f"{one_line(decision_made.path)}: {decision}: {one_line(decision_made.rule)}{where}")
     return 0
 
 
 def _store_gc(options: argparse.Namespace) -> int:
     from cloudjob import api
 
-    found = api.collect_packages(
+    deleted = api.collect_packages(
         described(options), keep_days=options.keep_days, dry_run=options.dry_run
     )
     if options.json:
-        print_json({"deleted": list(found.keys), "spared": found.spared})
+        print_json({"deleted": list(deleted.keys), "spared": deleted.spared})
         return 0
-    for key in found.keys:
+    for key in deleted.keys:
         print_name(key)
     outcome = "would be deleted" if options.dry_run else "deleted"
     print_message(
-        f"{counted(len(found.keys), 'object')} {outcome}; {counted(found.spared, 'layer')} kept"
+        f"{counted(len(deleted.keys), 'object')} {outcome}; {counted(deleted.spared, 'layer')} kept"
     )
     return 0
 

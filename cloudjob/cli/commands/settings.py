@@ -48,9 +48,9 @@ def _config_show(options: argparse.Namespace) -> int:
     if options.json:
         print_json([{"key": k, "value": v, "origin": origin} for k, v, origin in rows])
         return 0
-    shown = [row for row in rows if options.all or row[2] != config.DEFAULT]
-    print_table([(key, value, f"({origin})") for key, value, origin in shown])
-    if rest := len(rows) - len(shown):
+    visible = [row for row in rows if options.all or row[2] != config.DEFAULT]
+    print_table([(key, value, f"({origin})") for key, value, origin in visible])
+    if rest := len(rows) - len(visible):
         print_message(f"{counted(rest, 'key')} with their defaults; --all shows all")
     return 0
 

@@ -38,37 +38,37 @@ def add_stacks(parser: argparse.ArgumentParser) -> None:
 
 def _stacks(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
-    found = job.stacks(options.rank, with_threads=options.threads, with_native=options.native)
+    answer = job.stacks(options.rank, with_threads=options.threads, with_native=options.native)
     if options.json:
-        print_json(_plain(found))
+        print_json(_plain(answer))
     else:
-        print("\n".join(_lines(job, found, is_short=options.rank is None)))
-    return 0 if any(group.frames or group.native for group in found.groups) else 1
+        print("\n".join(_lines(job, answer, is_short=options.rank is None)))
+    return 0 if any(group.frames or group.native for group in answer.groups) else 1
 
 
-def _lines(job: cloudjob.Job, found: JobStacks, *, is_short: bool) -> list[str]:
-    at = local(rfc3339(found.at))
-    lines = [f"{job.id}: {_count(found)}, {at}"]
-    shown = found.groups[:_MOST_GROUPS] if is_short else found.groups
-    for group in shown:
+def _lines(job: cloudjob.Job, answer: JobStacks, *, is_short: bool) -> list[str]:
+    at = local(rfc3339(answer.at))
+    lines = [f"{job.id}: {_count(answer)}, {at}"]
+    groups = answer.groups[:_MOST_GROUPS] if is_short else answer.groups
+    for group in groups:
         lines += ["", f"{one_line(group.who)}: {one_line(group.does)}"]
         if group.problem and not group.native:
             lines.append(f"    no Python stack: {one_line(group.problem)}")
         lines += _native_calls(group) + _calls(group)
-    rest = len(found.groups) - len(shown)
+    rest = len(answer.groups) - len(groups)
     if rest:
         lines += ["", f"{counted(rest, 'other stack')}; --rank R shows all of a rank"]
-    lines += ["", found.conclusion] if found.conclusion else []
-    for node in found.silent:
+    lines += ["", answer.conclusion] if answer.conclusion else []
+    for node in answer.silent:
         print_message(f"node {node} did not answer in time")
-    if not found.groups:
+    if not answer.groups:
         print_message("no rank runs")
     return lines
 
 
-def _count(found: JobStacks) -> str:
-    ranks = {item.rank for item in found.processes}
-    nodes = {item.node for item in found.processes}
+def _count(answer: JobStacks) -> str:
+    ranks = {item.rank for item in answer.processes}
+    nodes = {item.node for item in answer.processes}
     return f"{counted(len(ranks), 'rank')} on {counted(len(nodes), 'node')}"
 
 
@@ -94,12 +94,12 @@ def _native_calls(group: StackGroup) -> list[str]:
     return [f"    {one_line(function):<{width}}  {one_line(library)}" for function, library in rows]
 
 
-def _plain(found: JobStacks) -> dict[str, Any]:
+def _plain(answer: JobStacks) -> dict[str, Any]:
     return {
-        "at": found.at,
-        "silent_nodes": list(found.silent),
-        "waiting_ranks": list(found.waiting_ranks),
-        "odd_ranks": list(found.odd_ranks),
+        "at": answer.at,
+        "silent_nodes": list(answer.silent),
+        "waiting_ranks": list(answer.waiting_ranks),
+        "odd_ranks": list(answer.odd_ranks),
         "groups": [
             {
                 "ranks": list(group.ranks),
@@ -113,6 +113,6 @@ def _plain(found: JobStacks) -> dict[str, Any]:
                 "native": [call._asdict() for call in group.native],
                 "problem": group.problem,
             }
-            for group in found.groups
+            for group in answer.groups
         ],
     }

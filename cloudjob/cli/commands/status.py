@@ -126,13 +126,13 @@ def _print_phases(status: JobStatus) -> None:
     """Print the phases of the nodes, with the rates of transfers."""
     print()
     is_short = status.nodes > _MAX_NODES
-    shown = [
+    phases = [
         phase for phase in status.phases if not is_short or not phase.node or _is_running(phase)
     ]
     print_table(
         [
             (phase.node, phase.name, local(phase.started_at), _duration_text(phase), _rate(phase))
-            for phase in shown
+            for phase in phases
         ],
         ("NODE", "PHASE", "STARTED", "TOOK", ""),
         numbers=("NODE", "TOOK"),

@@ -29,8 +29,8 @@ def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -
 
     from cloudjob.submission import script_check
 
-    own = takewhile(lambda argument: argument != "--", options.rest)
-    names = dict.fromkeys(argument.partition("=")[0] for argument in own)
+    flags = takewhile(lambda argument: argument != "--", options.rest)
+    names = dict.fromkeys(argument.partition("=")[0] for argument in flags)
     late = [name for name in names if name in options.flags]
     unknown = [name for name in late if not script_check.is_mentioned(spec, name)]
     if unknown:
@@ -136,8 +136,8 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
         "script", nargs="?", metavar="SCRIPT", help="The program to run: a file of the source."
     )
     _submit_flags(parser)
-    own = parser._option_string_actions
-    parser.set_defaults(flags=own.keys() - {"-h", "--help"})
+    actions = parser._option_string_actions
+    parser.set_defaults(flags=actions.keys() - {"-h", "--help"})
     parser.usage = "cloudjob submit [OPTIONS] SCRIPT [ARGS]..."
     parser.epilog = _EXAMPLES
 

@@ -103,9 +103,9 @@ def _window(console: Console, page: Group, position: Position) -> Group:
 
     head, *lines = console.render_lines(page, pad=False, new_lines=True)
     position.limit(len(lines))
-    shown = lines[position.first :][: max(1, console.height - 2)]
-    footer = Text(position.footer(len(shown), len(lines)), no_wrap=True, overflow="ellipsis")
-    return Group(Segments([part for line in (head, *shown) for part in line]), footer)
+    visible = lines[position.first :][: max(1, console.height - 2)]
+    footer = Text(position.footer(len(visible), len(lines)), no_wrap=True, overflow="ellipsis")
+    return Group(Segments([part for line in (head, *visible) for part in line]), footer)
 
 
 def _reader(job: cloudjob.Job, journals: cloudjob.Journals) -> Thread:
@@ -186,11 +186,11 @@ def _ranks(journals: cloudjob.Journals, order: str = "") -> Sequence[Table | str
     last = {rank: points[-1] for rank, points in journals.ranks.items() if points}
     by_silence = sorted(last, key=lambda rank: last[rank].sample.quiet_s, reverse=True)
     by_order = _ORDERS.get(order)
-    shown = sorted(by_silence[:_MAX_RANKS])
+    ranks = sorted(by_silence[:_MAX_RANKS])
     if by_order:
-        shown = sorted(last, key=lambda rank: by_order(rank, last[rank].sample))[:_MAX_RANKS]
+        ranks = sorted(last, key=lambda rank: by_order(rank, last[rank].sample))[:_MAX_RANKS]
     table = new_table(_RANK_HEADERS, numbers=_RANK_HEADERS[:-1])
-    for rank in shown:
+    for rank in ranks:
         sample = last[rank].sample
         state = state_of(sample.state)
         table.add_row(
@@ -208,7 +208,7 @@ def _ranks(journals: cloudjob.Journals, order: str = "") -> Sequence[Table | str
             str(sample.children),
             one_line(sample.place),
         )
-    left_out = len(last) - len(shown)
+    left_out = len(last) - len(ranks)
     later = "" if by_order else " wrote something later"
     return (table, f"{counted(left_out, 'more rank')}{later}") if left_out else (table,)
 

@@ -16,10 +16,10 @@ from cloudjob.model.status import to_json as status_json
 
 
 def _wait(options: argparse.Namespace) -> int:
-    found = [sweeps.sweep_of(name) or cloudjob.attach(name) for name in options.jobs]
-    is_one = len(found) == 1 and isinstance(found[0], cloudjob.Job)
+    jobs = [sweeps.sweep_of(name) or cloudjob.attach(name) for name in options.jobs]
+    is_one = len(jobs) == 1 and isinstance(jobs[0], cloudjob.Job)
     statuses, code = [], 0
-    for job in found:
+    for job in jobs:
         try:
             ended = _ended(job, is_json=options.json)
         except CloudJobError as error:

@@ -98,22 +98,22 @@ def line_charts(group: Group, view: View = View()) -> list[Chart]:  # noqa: B008
 def _chart(
     title: str, lines: Lines, group: Group, limits: Mapping[str, float], view: View
 ) -> Chart:
-    shown = _most_different(lines)
-    shown = _at_equal_places(_aligned(shown) if group.is_aligned else shown)
+    chosen = _most_different(lines)
+    chosen = _at_equal_places(_aligned(chosen) if group.is_aligned else chosen)
     if view.smoothing:
-        shown = {name: _smooth(points, view.smoothing) for name, points in shown.items()}
+        chosen = {name: _smooth(points, view.smoothing) for name, points in chosen.items()}
     limit = group.limits.get(title, 0.0)
     note = [_last_text(lines), f"limit {limit:,.0f}" if limit else "", _left_out(lines)]
     if view.is_logarithmic:
         note += [_without_logarithm(lines)]
-        shown = {name: [p for p in points if p[1] > 0] for name, points in shown.items()}
-    option = _option(shown, _draws_range(lines, view))
+        chosen = {name: [p for p in points if p[1] > 0] for name, points in chosen.items()}
+    option = _option(chosen, _draws_range(lines, view))
     option["xAxis"].update({**limits, **group.x})
     option["yAxis"].update({**group.y.get(title, {}), "type": _scale(view)})
     if view.is_logarithmic:
         option["yAxis"].pop("minInterval", None)
         # By itself, a logarithmic axis begins and ends with a power of ten.
-        heights = [value for points in shown.values() for _, value in points]
+        heights = [value for points in chosen.values() for _, value in points]
         option["yAxis"].update(
             {"min": min(heights, default=None), "max": max(heights, default=None)}
         )
@@ -126,7 +126,7 @@ def _chart(
     if marks:
         option["series"][0]["markLine"] = {"silent": True, "symbol": "none", "data": marks}
     return Chart(
-        title, option, _LINES_PX, "; ".join(filter(None, note)), x_name=group.x_name, lines=shown
+        title, option, _LINES_PX, "; ".join(filter(None, note)), x_name=group.x_name, lines=chosen
     )
 
 
@@ -227,11 +227,11 @@ def _height(point: tuple[float, float]) -> float:
 def _smooth(points: Points, weight: float) -> Points:
     """Return points that follow the earlier ones; the first ones are not drawn towards 0."""
     total = mass = 0.0
-    found = []
+    smoothed = []
     for x, value in points:
         total, mass = weight * total + value, weight * mass + 1
-        found.append((x, total / mass))
-    return found
+        smoothed.append((x, total / mass))
+    return smoothed
 
 
 # -- options ---------------------------------------------------------------------------------------

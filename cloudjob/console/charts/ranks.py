@@ -86,11 +86,11 @@ RANK_VALUES = ("state", *_SCALES)
 
 def last_steps(points: Sequence[MetricPoint]) -> dict[int, int]:
     """Return the last step of each rank, by the metrics that it has printed."""
-    found: dict[int, int] = {}
+    step_of: dict[int, int] = {}
     for point in points:
         if point.rank is not None:
-            found[point.rank] = max(point.step, found.get(point.rank, point.step))
-    return found
+            step_of[point.rank] = max(point.step, step_of.get(point.rank, point.step))
+    return step_of
 
 
 def rank_grid(
@@ -111,8 +111,8 @@ def rank_grid(
         values: dict[int, float] = {rank: _STATES.index(state) for rank, state in states.items()}
     else:
         value = _value_of(shows, steps or {})
-        shown = {rank: value(rank, points) for rank, points in last.items()}
-        values = {rank: number for rank, number in shown.items() if number is not None}
+        value_of = {rank: value(rank, points) for rank, points in last.items()}
+        values = {rank: number for rank, number in value_of.items() if number is not None}
     if not values:
         return None
     has_row_for_node = (

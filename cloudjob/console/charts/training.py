@@ -29,8 +29,8 @@ def curves(
         status: That of the job, to mark where it failed, and for the zero of the time.
     """
     zero_s = times.seconds_of(status.created_at) if status else 0.0
-    found = _lines_of(points, zero_s if view.by_time else None)
-    return _charts(found, view, _failed_at(points, status, view))
+    lines_of = _lines_of(points, zero_s if view.by_time else None)
+    return _charts(lines_of, view, _failed_at(points, status, view))
 
 
 def compared_curves(
@@ -38,11 +38,11 @@ def compared_curves(
     view: View = View(),  # noqa: B008 (it is frozen)
 ) -> list[Chart]:
     """Return a chart for each metric, with a line for each job: its lowest rank or event file."""
-    found: dict[str, dict[str, Points]] = {}
+    lines_of: dict[str, dict[str, Points]] = {}
     for job, points in jobs.items():
         for metric, lines in _lines_of(points, None).items():
-            found.setdefault(metric, {})[job] = next(iter(lines.values()))
-    return _charts(found, view, None)
+            lines_of.setdefault(metric, {})[job] = next(iter(lines.values()))
+    return _charts(lines_of, view, None)
 
 
 def _failed_at(points: Sequence[MetricPoint], status: JobStatus | None, view: View) -> float | None:
@@ -59,16 +59,16 @@ def _lines_of(
     points: Sequence[MetricPoint], zero_s: float | None
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Return the lines of each metric: by step, or by seconds since ``zero_s``."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    lines_of: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for point in sorted(points, key=lambda point: -1 if point.rank is None else point.rank):
         x = point.step if zero_s is None else point.at and point.at - zero_s
         if x is not None:
             line = displayable(point.source) or f"rank {point.rank}"
-            found.setdefault(point.title, {}).setdefault(line, []).append((x, point.value))
+            lines_of.setdefault(point.title, {}).setdefault(line, []).append((x, point.value))
     ordered = sorted if zero_s is None else _spread
     return {
         name: {line: ordered(values) for line, values in lines.items()}
-        for name, lines in found.items()
+        for name, lines in lines_of.items()
     }
 
 
@@ -86,10 +86,10 @@ def _spread(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     ]
 
 
-def _charts(found: Mapping[str, Lines], view: View, failure: float | None) -> list[Chart]:
+def _charts(lines_of: Mapping[str, Lines], view: View, failure: float | None) -> list[Chart]:
     y: dict[str, dict[str, Any]] = {}
     are_steps = True
-    for title, lines in found.items():
+    for title, lines in lines_of.items():
         points = [point for each in lines.values() for point in each]
         are_steps = are_steps and all(float(step).is_integer() for step, _ in points)
         y[title] = {"scale": True}
@@ -97,4 +97,6 @@ def _charts(found: Mapping[str, Lines], view: View, failure: float | None) -> li
             y[title].update(_INTEGERS)
     x: Mapping[str, Any] = ELAPSED if view.by_time else _INTEGERS if are_steps else {}
     name = "seconds" if view.by_time else "step"
-    return line_charts(Group(found, name, x, y, is_aligned=view.by_time, failed_at=failure), view)
+    return line_charts(
+        Group(lines_of, name, x, y, is_aligned=view.by_time, failed_at=failure), view
+    )

@@ -45,7 +45,7 @@ def resources(journals: Journals, status: JobStatus, view: View = View()) -> lis
         ("Network, received and sent (MB/s)", nodes, lambda s: _mb_s(s.network)),
         ("Disk, read and written (MB/s)", nodes, lambda s: _mb_s(s.disk)),
     )
-    found = {
+    lines_of = {
         title: {
             name: [(item.at - zero_s, v) for item in items if (v := value(item)) is not None]
             for name, items in source.items()
@@ -55,7 +55,7 @@ def resources(journals: Journals, status: JobStatus, view: View = View()) -> lis
     most = [megabytes(s.memory[1]) for samples in nodes.values() for s in samples if s.memory]
     limits = {memory: max(most)} if most else {}
     ended = failed_at(status)
-    group = Group(found, "seconds", ELAPSED, is_aligned=True, failed_at=ended, limits=limits)
+    group = Group(lines_of, "seconds", ELAPSED, is_aligned=True, failed_at=ended, limits=limits)
     return line_charts(group, view)
 
 

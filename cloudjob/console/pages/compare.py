@@ -56,14 +56,14 @@ def register(console: Console) -> None:
             # A platform may take longer to answer than NiceGUI waits for a page.
             await ui.context.client.connected()
             try:
-                found = [await in_thread(console.job, job) for job in ids]
+                compared = [await in_thread(console.job, job) for job in ids]
             except CloudJobError as error:
                 ui.label(displayable(error.message)).classes("text-negative")
                 return
-            if len(found) < 2:
+            if len(compared) < 2:
                 ui.label("Select two or more jobs in the list to compare them.").classes("quiet")
                 return
-            await _Comparison(console, found).build()
+            await _Comparison(console, compared).build()
 
 
 class _Comparison:
@@ -159,11 +159,11 @@ def _sections(jobs: Sequence[Job]) -> list[_Section]:
 async def _show_diffs(one: Job, other: Job) -> None:
     """Show how the texts of two packages differ."""
     try:
-        found = await in_thread(lambda: list(diffs(one, other)))
+        file_diffs = await in_thread(lambda: list(diffs(one, other)))
     except CloudJobError:
         # The table of files says so.
         return
-    for diff in found:
+    for diff in file_diffs:
         with ui.card().classes("panel"):
             heading(f"{diff.name}: {one.id} → {other.id}")
             if diff.note:
@@ -185,26 +185,26 @@ def by_option(args: Sequence[object]) -> dict[str, str]:
     Words after an option are its values, unless they look like another option; one without a value
     is "set".
     """
-    found: dict[str, list[list[str]]] = {}
+    uses_of: dict[str, list[list[str]]] = {}
     values: list[str] | None = None
     for word in map(str, args):
         if word.startswith("-") and not _NUMBER.fullmatch(word):
             option, is_joined, value = word.partition("=")
             values = [value] if is_joined else []
-            found.setdefault(option, []).append(values)
+            uses_of.setdefault(option, []).append(values)
         elif values is None:
-            found[f"argument {len(found) + 1}"] = [[word]]
+            uses_of[f"argument {len(uses_of) + 1}"] = [[word]]
         else:
             values.append(word)
     return {
-        name: " ".join(shlex.join(each) or "set" for each in uses) for name, uses in found.items()
+        name: " ".join(shlex.join(each) or "set" for each in uses) for name, uses in uses_of.items()
     }
 
 
 def _metrics(console: Console, jobs: Sequence[Job]) -> _Section:
     """Return the last values of the metrics; this may read whole logs."""
-    found = [console.results.of(job, with_metrics=True).metrics for job in jobs]
-    columns = [{name: f"{value:.6g}" for name, value in each.items()} for each in found]
+    metrics_of = [console.results.of(job, with_metrics=True).metrics for job in jobs]
+    columns = [{name: f"{value:.6g}" for name, value in each.items()} for each in metrics_of]
     return _Section("Last metrics", columns)
 
 
@@ -246,5 +246,5 @@ def _code(jobs: Sequence[Job]) -> _Section:
     changed = [name for name in names if len({column.get(name) for column in columns}) > 1]
     if len(changed) > _MAX_FILES:
         notes.append(f"the first {_MAX_FILES} of {len(changed)} files that differ")
-    shown = [{name: column.get(name, "") for name in changed[:_MAX_FILES]} for column in columns]
-    return _Section("Code", shown, "; ".join(notes))
+    visible = [{name: column.get(name, "") for name in changed[:_MAX_FILES]} for column in columns]
+    return _Section("Code", visible, "; ".join(notes))

@@ -61,8 +61,8 @@ def register(console: Console) -> None:
             except CloudJobError as error:
                 note.set_text(displayable(error.message))
                 return
-            shown = f"; the newest {len(rows)}" if total > len(rows) else ""
-            note.set_text(f"{counted(total, 'job')} in the emulator{shown}")
+            limit_text = f"; the newest {len(rows)}" if total > len(rows) else ""
+            note.set_text(f"{counted(total, 'job')} in the emulator{limit_text}")
             table.run_grid_method("setGridOption", "rowData", rows)
 
         await ui.context.client.connected()
@@ -85,13 +85,13 @@ def register(console: Console) -> None:
 
 def _rows(home: Path) -> tuple[int, list[dict[str, Any]]]:
     """Return the number of jobs, and the rows of the newest."""
-    found = daemon.jobs(home)
+    listed = daemon.jobs(home)
     with Records(records_path(home)) as db:
         # modelarts+http://HOST/PROJECT/ID/JOB
         parts = [record.handle.split("/") for record in db.list()]
     own_jobs = {handle[-2]: handle[-1] for handle in parts if handle[0] == "modelarts+http:"}
     rows = []
-    for job in found["jobs"]:
+    for job in listed["jobs"]:
         ran_ms = (job["end_ms"] or job["start_ms"]) - job["start_ms"]
         rows.append(
             {
@@ -107,4 +107,4 @@ def _rows(home: Path) -> tuple[int, list[dict[str, Any]]]:
                 "duration": span(ran_ms / 1000) if job["end_ms"] and job["start_ms"] else "",
             }
         )
-    return int(found["total"]), rows
+    return int(listed["total"]), rows

@@ -86,8 +86,8 @@ def register(console: Console) -> None:
 
     @app.get("/api/jobs")
     def jobs(since: int = 0, limit: int | None = None) -> Response:
-        found = console.jobs.changes(since)
-        return json_response(found._replace(rows=found.rows[:limit]))
+        changes = console.jobs.changes(since)
+        return json_response(changes._replace(rows=changes.rows[:limit]))
 
     @app.get("/api/results")
     async def results(jobs: str = "", metrics: bool = False) -> Response:
@@ -99,9 +99,9 @@ def register(console: Console) -> None:
     ) -> None:
         # A field and its direction.
         order = sort if re.fullmatch(r"[a-z_]{1,20}-(asc|desc)", sort) else ""
-        shown = [name for name in columns.split(",") if name in _OPTIONAL]
+        visible = [name for name in columns.split(",") if name in _OPTIONAL]
         chosen = state if state in _STATES else _ALL
-        choice = _Choice(chosen, group if group in _GROUPS else "", shown, order)
+        choice = _Choice(chosen, group if group in _GROUPS else "", visible, order)
         _JobsPage(console).build(choice, q)
 
 
@@ -121,7 +121,7 @@ class _Results(NamedTuple):
 
 
 def _results(console: Console, jobs: str, metrics: bool) -> _Results:
-    found = {}
+    results_of = {}
     end_s = time.monotonic() + _RESULTS_S
     for job in jobs.split(",")[:_MAX_RESULTS]:
         if time.monotonic() > end_s:
@@ -134,8 +134,8 @@ def _results(console: Console, jobs: str, metrics: bool) -> _Results:
             name: value if math.isfinite(value) else str(value)
             for name, value in results.metrics.items()
         }
-        found[job] = {**results._asdict(), "metrics": values}
-    return _Results(found)
+        results_of[job] = {**results._asdict(), "metrics": values}
+    return _Results(results_of)
 
 
 class _JobsPage:
@@ -143,7 +143,7 @@ class _JobsPage:
         self._console = console
 
     def build(self, choice: _Choice, text: str) -> None:
-        shown = json.dumps(choice._asdict())
+        choice_json = json.dumps(choice._asdict())
         with frame("Jobs"):
             with ui.row().classes("toolbar items-center"):
                 ui.input(placeholder="Search", value=text).props(
@@ -185,7 +185,7 @@ class _JobsPage:
                     "cacheQuickFilter": True,
                     "suppressCellFocus": False,
                     "overlayNoRowsTemplate": "No jobs yet: <code>cloudjob submit train.py</code>",
-                    ":onGridReady": f"params => console_ui.jobs(params.api, {shown})",
+                    ":onGridReady": f"params => console_ui.jobs(params.api, {choice_json})",
                     ":onCellClicked": "console_ui.openJob",
                     ":onCellKeyDown": "console_ui.openJob",
                     ":postSortRows": "console_ui.grouped",

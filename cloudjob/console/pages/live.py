@@ -142,14 +142,14 @@ class ChartView(Live):
 
     async def draw(self) -> str:
         """Add charts that are new, and update the others."""
-        found = await self._find()
-        self._update(found)
-        if self._panels and not found:
+        charts = await self._find()
+        self._update(charts)
+        if self._panels and not charts:
             return "There is nothing to draw this way."
         return "" if self._panels or not self._missing else self.missing(self._missing)
 
-    def _update(self, found: Sequence[Chart]) -> None:
-        if found and not self._panels:
+    def _update(self, charts: Sequence[Chart]) -> None:
+        if charts and not self._panels:
             with self.container, ui.row().classes("w-full items-center gap-3"):
                 if self._choice:
                     self._choice.build(self._redraw)
@@ -159,11 +159,11 @@ class ChartView(Live):
                 reset.on_click(lambda: self._run("zoomOut")).props("flat dense no-caps size=sm")
             with self.container:
                 self._grid = ui.element("div").classes("charts")
-        titles = {chart.title for chart in found}
+        titles = {chart.title for chart in charts}
         for title, panel in self._panels.items():
             # A line by time, for example, needs lines of the log with times.
             panel.set_visibility(title in titles)
-        for chart in found:
+        for chart in charts:
             if chart.title in self._panels:
                 self._panels[chart.title].update(chart)
             else:

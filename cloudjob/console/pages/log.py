@@ -82,9 +82,9 @@ def _register_places(console: Console) -> None:
     def failure(job_id: str, which: Annotated[_Which, Depends(_which)]) -> Response:
         with contextlib.suppress(CloudJobError):
             failed = console.job(job_id).status().failure
-            found = which.log(console, job_id).find(failed, which.selection) if failed else None
-            if found is not None:
-                return json_response(_Place(*found))
+            place = which.log(console, job_id).find(failed, which.selection) if failed else None
+            if place is not None:
+                return json_response(_Place(*place))
         return json_response(_Place())
 
     @app.get("/api/jobs/{job_id}/log/match")

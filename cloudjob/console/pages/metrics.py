@@ -63,7 +63,7 @@ class _Trial:
         try:
             log = await in_thread(self._console.log, self._job.id)
             await until_read(log)
-            found = await in_thread(log.try_pattern, pattern)
+            trial = await in_thread(log.try_pattern, pattern)
         except CloudJobError as error:
             self._result.clear()
             with self._result:
@@ -71,10 +71,10 @@ class _Trial:
             return
         self._result.clear()
         with self._result:
-            searched = counted(found.searched, "line")
-            ui.label(f"{counted(found.values, 'value')} in the last {searched}").classes("quiet")
-            if found.examples:
-                rows = [(f"{value:g}", text) for text, value in found.examples]
+            searched = counted(trial.searched, "line")
+            ui.label(f"{counted(trial.values, 'value')} in the last {searched}").classes("quiet")
+            if trial.examples:
+                rows = [(f"{value:g}", text) for text, value in trial.examples]
                 text_table("Last values", rows)
                 metric = shlex.quote(f"NAME={pattern}")
                 show_command("All values:", f"cloudjob metrics {self._job.id} --metric {metric}")

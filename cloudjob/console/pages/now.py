@@ -45,12 +45,12 @@ class NowPanel(Live):
         if self._shown is None and status.state is JobState.RUNNING:
             # The first steps of a long training are not what it does now.
             await until_read(await in_thread(self._console.log, self.job.id))
-        found = await in_thread(self._read, status)
+        current = await in_thread(self._read, status)
         if self._shown is None:
             self._build()
-        if found != self._shown:
-            self._update(found)
-        self._shown = found
+        if current != self._shown:
+            self._update(current)
+        self._shown = current
         return ""
 
     def _read(self, status: JobStatus) -> Now:
@@ -78,18 +78,18 @@ class NowPanel(Live):
             self._lines = ui.html("", sanitize=False).classes("w-full")
             ui.link("All lines", f"/job/{self.job.id}/log")
 
-    def _update(self, found: Now) -> None:
-        self._bar.set_visibility(found.share is not None)
-        self._bar.set_value(found.share or 0.0)
-        self._share.set_text("" if found.share is None else f"{100 * found.share:.0f} %")
-        names = [name for name, _ in found.facts]
+    def _update(self, current: Now) -> None:
+        self._bar.set_visibility(current.share is not None)
+        self._bar.set_value(current.share or 0.0)
+        self._share.set_text("" if current.share is None else f"{100 * current.share:.0f} %")
+        names = [name for name, _ in current.facts]
         if names != self._facts:
             self._rebuild_facts(names)
-        for value, (_, text) in zip(self._values, found.facts, strict=True):
+        for value, (_, text) in zip(self._values, current.facts, strict=True):
             value.set_text(text)
-        self._spark.set_content(spark(found.spark) if found.spark else "")
-        self._spark.set_visibility(bool(found.spark))
-        text = escape("\n".join(found.lines)) or "No line yet."
+        self._spark.set_content(spark(current.spark) if current.spark else "")
+        self._spark.set_visibility(bool(current.spark))
+        text = escape("\n".join(current.lines)) or "No line yet."
         self._lines.set_content(f'<pre class="lines last-lines" tabindex="0">{text}</pre>')
 
     def _rebuild_facts(self, names: Sequence[str]) -> None:

@@ -36,38 +36,38 @@ async def show_preview(job: Job, file: Output) -> None:
             ui.spinner()
     dialog.on_value_change(lambda event: None if event.value else dialog.delete())
     try:
-        shown = await in_thread(_read, job, file)
+        excerpt = await in_thread(_read, job, file)
     except CloudJobError as error:
-        shown = Preview(Kind.NOTHING, displayable(error.message))
+        excerpt = Preview(Kind.NOTHING, displayable(error.message))
     if dialog.is_deleted:
         return
     content.clear()
     with content:
-        _show(shown, job, file)
+        _show(excerpt, job, file)
 
 
 def _read(job: Job, file: Output) -> Preview:
-    found = job.outputs()
-    current = next((each for each in found if each.name == file.name), None)
+    outputs = job.outputs()
+    current = next((each for each in outputs if each.name == file.name), None)
     if current is None:
         return Preview(Kind.NOTHING, "The job has stored no such file.")
-    head = next(found.read(current), b"")
+    head = next(outputs.read(current), b"")
     return preview(current.name, head, max(current.size_bytes, len(head)))
 
 
-def _show(shown: Preview, job: Job, file: Output) -> None:
-    if shown.kind is Kind.IMAGE:
+def _show(content: Preview, job: Job, file: Output) -> None:
+    if content.kind is Kind.IMAGE:
         source = url(f"/api/jobs/{job.id}/output/image", name=file.name)
         picture = f'<img src="{escape(source)}" alt="{escape(displayable(file.name))}">'
         ui.html(picture, sanitize=False).classes("w-full")
-    elif shown.kind is Kind.TABLE:
-        ui.html(_table(shown.rows), sanitize=False).classes("w-full")
-    elif shown.kind is Kind.TEXT:
-        text = f'<pre class="lines" tabindex="0">{escape(shown.text) or "It is empty."}</pre>'
+    elif content.kind is Kind.TABLE:
+        ui.html(_table(content.rows), sanitize=False).classes("w-full")
+    elif content.kind is Kind.TEXT:
+        text = f'<pre class="lines" tabindex="0">{escape(content.text) or "It is empty."}</pre>'
         ui.html(text, sanitize=False).classes("w-full")
     else:
-        ui.label(shown.text).classes("quiet")
-    if shown.is_cut:
+        ui.label(content.text).classes("quiet")
+    if content.is_cut:
         ui.label("The file has more than is shown here.").classes("quiet")
 
 

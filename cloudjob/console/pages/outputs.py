@@ -42,10 +42,10 @@ def register(console: Console) -> None:
         name = parameter(request, "name")
 
         def start() -> tuple[Output, Iterator[bytes], bytes] | None:
-            found = console.job(job_id).outputs()
-            for file in found:
+            outputs = console.job(job_id).outputs()
+            for file in outputs:
                 if file.name == name:
-                    pieces = found.read(file)
+                    pieces = outputs.read(file)
                     return file, pieces, next(pieces)
             return None
 
@@ -65,10 +65,10 @@ def _register_previews(console: Console) -> None:
         name = parameter(request, "name")
 
         def read() -> bytes:
-            found = console.job(job_id).outputs()
-            file = next((each for each in found if each.name == name), None)
+            outputs = console.job(job_id).outputs()
+            file = next((each for each in outputs if each.name == name), None)
             is_small = file is not None and file.size_bytes <= MAX_IMAGE_BYTES
-            return b"".join(found.read(file)) if file and is_small else b""
+            return b"".join(outputs.read(file)) if file and is_small else b""
 
         try:
             data = await in_thread(read)

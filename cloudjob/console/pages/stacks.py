@@ -43,7 +43,7 @@ class _Stacks:
         """Read the stacks, and show them; the ranks do not notice it."""
         self._again.disable()
         try:
-            found = await in_thread(
+            answer = await in_thread(
                 self._job.stacks,
                 with_threads=self._threads.value,
                 with_native=self._native.value,
@@ -52,22 +52,22 @@ class _Stacks:
             self._groups.clear()
             self._note.text = displayable(error.message)
         else:
-            self._show(found)
+            self._show(answer)
         self._again.enable()
 
-    def _show(self, found: JobStacks) -> None:
-        silent = "".join(f" · node {node} did not answer" for node in found.silent)
-        self._note.text = f"{clock(rfc3339(found.at))}{silent}"
+    def _show(self, answer: JobStacks) -> None:
+        silent = "".join(f" · node {node} did not answer" for node in answer.silent)
+        self._note.text = f"{clock(rfc3339(answer.at))}{silent}"
         self._groups.clear()
         with self._groups:
-            if found.conclusion:
-                heading(found.conclusion)
-            for group in found.groups[:_MAX_GROUPS]:
+            if answer.conclusion:
+                heading(answer.conclusion)
+            for group in answer.groups[:_MAX_GROUPS]:
                 _group(group)
-            more = len(found.groups) - _MAX_GROUPS
+            more = len(answer.groups) - _MAX_GROUPS
             if more > 0:
                 ui.label(counted(more, "more stack")).classes("quiet")
-            if not found.groups:
+            if not answer.groups:
                 ui.label("No rank runs yet.").classes("quiet")
 
 

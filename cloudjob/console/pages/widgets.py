@@ -40,8 +40,8 @@ def short_grid(
 ) -> ui.aggrid:
     """Show a table with the height of its rows, at most half a screen."""
     height_px = _HEAD_PX + _ROW_PX * min(len(rows), _MAX_ROWS)
-    made = grid(columns, rowData=rows, rowHeight=_ROW_PX, **options)
-    return made.classes("outputs-grid").style(f"height: {height_px}px")
+    table = grid(columns, rowData=rows, rowHeight=_ROW_PX, **options)
+    return table.classes("outputs-grid").style(f"height: {height_px}px")
 
 
 def toggle(options: Sequence[str], value: str, on_change: Callable[[Any], Any]) -> ui.toggle:

@@ -57,11 +57,11 @@ async def with_digest(body: AsyncIterator[bytes], digest: str) -> AsyncIterator[
     Raises:
         Refused: The body is another one.
     """
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     async for piece in body:
-        found.update(piece)
+        hasher.update(piece)
         yield piece
-    if found.hexdigest() != digest:
+    if hasher.hexdigest() != digest:
         raise Refused(
             400, "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' does not match."
         )
@@ -125,10 +125,10 @@ class Chunks:
                 raise _incomplete()
 
     def _head(self, line: bytes) -> tuple[int, str]:
-        found = _CHUNK.match(line)
-        if found is None or bool(found[2]) != bool(self.key):
+        match = _CHUNK.match(line)
+        if match is None or bool(match[2]) != bool(self.key):
             raise _incomplete()
-        return int(found[1], 16), (found[2] or b"").decode("ascii")
+        return int(match[1], 16), (match[2] or b"").decode("ascii")
 
     def _check(self, digest: str, signature: str) -> None:
         if self.key is None:
@@ -137,16 +137,16 @@ class Chunks:
         self._last = _compared(self.key.key, "\n".join((*lines, digest)), signature)
 
     async def _trailer(self) -> bytes:
-        found: dict[str, str] = {}
+        trailer: dict[str, str] = {}
         while line := await self._line():
             pair = _TRAILER.match(line)
-            if pair is None or pair[1].decode().lower() in found:
+            if pair is None or pair[1].decode().lower() in trailer:
                 raise _incomplete()
-            found[pair[1].decode().lower()] = pair[2].decode().strip()
-        signature = found.pop(_TRAILER_SIGNATURE, "")
-        if list(found) != [self.trailer]:
+            trailer[pair[1].decode().lower()] = pair[2].decode().strip()
+        signature = trailer.pop(_TRAILER_SIGNATURE, "")
+        if list(trailer) != [self.trailer]:
             raise _incomplete()
-        text = f"{self.trailer}:{found[self.trailer]}\n"
+        text = f"{self.trailer}:{trailer[self.trailer]}\n"
         if self.key:
             digest = hashlib.sha256(text.encode()).hexdigest()
             lines = ("AWS4-HMAC-SHA256-TRAILER", self.key.moment, self.key.scope, self._last)

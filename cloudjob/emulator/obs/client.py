@@ -81,7 +81,7 @@ class Obs:
 
     def list(self, bucket: str, prefix: str, limit: int = 0) -> list[Object]:
         """Return the objects below a prefix; at most ``limit``, 0 for all."""
-        found: list[Object] = []
+        objects: list[Object] = []
         with _translate_errors():
             pages = self._client.get_paginator("list_objects").paginate(
                 Bucket=bucket,
@@ -89,18 +89,18 @@ class Obs:
                 PaginationConfig={"MaxItems": limit} if limit else {},
             )
             for page in pages:
-                found += [
+                objects += [
                     Object(item["Key"][len(prefix) :], item["Key"], item["Size"], item["ETag"])
                     for item in page.get("Contents", ())
                 ]
-        return found
+        return objects
 
     def download(self, place: Place, folder: Path) -> tuple[int, int]:
         """Copy an object, or all objects of a folder, to ``folder``; return files and bytes."""
-        found = self.list(place.bucket, place.prefix)
+        objects = self.list(place.bucket, place.prefix)
         pairs = [
             (item, folder / item.path)
-            for item in found
+            for item in objects
             if item.path and not item.path.endswith("/") and _is_below(item.path)
         ]
         # An empty object with others below it is a folder.
@@ -123,7 +123,7 @@ class Obs:
         return len(pairs), sum(item.size_bytes for item, _ in pairs)
 
     def upload(
-        self, root: Path, folder: Path, place: Place, known: dict[str, tuple[int, int]]
+        self, root: Path, folder: Path, place: Place, states: dict[str, tuple[int, int]]
     ) -> tuple[int, int]:
         """Upload new and changed files of ``folder``; return their number and bytes.
 
@@ -141,14 +141,14 @@ class Obs:
             except OSError:
                 return -1  # a link, or a file that has just been renamed
             with os.fdopen(descriptor, "rb") as file:
-                found = os.fstat(descriptor)
-                state = (found.st_size, found.st_mtime_ns)
-                if known.get(str(path)) == state:
+                status = os.fstat(descriptor)
+                state = (status.st_size, status.st_mtime_ns)
+                if states.get(str(path)) == state:
                     return -1
                 with _translate_errors():
                     self._client.upload_fileobj(file, place.bucket, place.prefix + name)
-            known[str(path)] = state
-            return found.st_size
+            states[str(path)] = state
+            return status.st_size
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             sizes = [size for size in pool.map(put, names) if size >= 0]
@@ -177,8 +177,8 @@ def _files(root: Path, folder: Path) -> Iterator[str]:
         for inside, _, names, directory in os.fwalk(".", dir_fd=start):
             for name in sorted(names):
                 with contextlib.suppress(OSError):
-                    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode):
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
                         yield os.path.normpath(f"{inside}/{name}")
 
 

@@ -186,11 +186,11 @@ def _signed(wanted: ObsRequest, content: Any, keys: Keys) -> httpx.Request:
     covered = {name: headers[name] for name in headers if name.startswith("x-amz-")}
     covered["host"] = headers.pop("host")
     scope = sigv4.Scope("obs", time.strftime(sigv4.MOMENT, time.gmtime()))
-    made = sigv4.headers(
+    signed = sigv4.headers(
         sigv4.Request(wanted.method, path, query, covered), keys, scope, wanted.payload
     )
     # The signature covers values without their superfluous spaces, which are sent nevertheless.
-    sent = {**made, **headers}
+    sent = {**signed, **headers}
     target = path + ("?" + sigv4.query_text(query) if query else "")
     return httpx.Request(
         wanted.method,
@@ -279,8 +279,8 @@ def _visible(content: bytes, user: User) -> bytes:
         if buckets is not None and not user.may(_LISTED, name):
             buckets.remove(bucket)
     ElementTree.register_namespace("", _XML)
-    made: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
-    return made
+    encoded: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return encoded
 
 
 def _passed_on(headers: Headers, other: bytes) -> Headers:

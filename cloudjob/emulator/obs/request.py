@@ -368,11 +368,11 @@ def _text(raw: bytes) -> str:
 
 
 def _check_distinct(what: str, names: Iterable[str]) -> None:
-    known: set[str] = set()
+    seen_names: set[str] = set()
     for name in map(str.lower, names):
-        if name in known:
+        if name in seen_names:
             raise _bad(f"The {what} {_shown(name)} is there twice.")
-        known.add(name)
+        seen_names.add(name)
 
 
 def _shown(name: str) -> str:

@@ -65,14 +65,14 @@ def program() -> str:
         BackendError: The program is not installed.
     """
     candidate = Path(sys.executable).with_name("weed")
-    found = str(candidate) if candidate.exists() else shutil.which("weed")
-    if not found:
+    weed = str(candidate) if candidate.exists() else shutil.which("weed")
+    if not weed:
         raise BackendError(
             "looking for SeaweedFS, the emulator's OBS: there is no program weed",
             hint="pip install 'cloudjob[emulator]'"
             + ("; on a Mac with Intel, brew install seaweedfs" if sys.platform == "darwin" else ""),
         )
-    return found
+    return weed
 
 
 class SeaweedFS:
@@ -162,8 +162,8 @@ class SeaweedFS:
             return
         argv = ["ps", "-o", "command=", "-p", path.read_text()]
         for _ in range(100):
-            found = subprocess.run(argv, capture_output=True, check=False).stdout
-            if b"-s3.config=s3.json" not in found:
+            listing = subprocess.run(argv, capture_output=True, check=False).stdout
+            if b"-s3.config=s3.json" not in listing:
                 return
             with contextlib.suppress(OSError):
                 os.kill(int(argv[-1]), signal.SIGKILL)

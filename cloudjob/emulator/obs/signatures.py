@@ -85,35 +85,39 @@ class ObsSignatures:
             Refused: Nobody did, or the signature is wrong.
         """
         try:
-            found = _signature_of(message)
+            signature = _signature_of(message)
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise _denied(_UNREADABLE) from error
-        owner = credential(self._account, self._database, found.access)
+        owner = credential(self._account, self._database, signature.access)
         if owner is None:
             raise Refused(403, "InvalidAccessKeyId", "The access key does not exist.")
         if owner.token:
             self._check_token(message, owner)
-        self._check(found, owner.secret, message)
-        return Signer(owner.user, _chunk_key(found, owner.secret, message))
+        self._check(signature, owner.secret, message)
+        return Signer(owner.user, _chunk_key(signature, owner.secret, message))
 
     def _check_token(self, message: Message, owner: Credential) -> None:
         values = {**message.parameters(), **message.headers}
-        given = next((values[name] for name in TOKENS if name in values), "")
-        if not secrets.compare_digest(given.encode(), owner.token.encode()):
+        token = next((values[name] for name in TOKENS if name in values), "")
+        if not secrets.compare_digest(token.encode(), owner.token.encode()):
             raise Refused(403, "InvalidToken", "The provided token is malformed or invalid.")
         if owner.expires_s <= self._clock():
             raise Refused(403, "ExpiredToken", "The provided token has expired.")
 
-    def _check(self, found: _Signature, secret: str, message: Message) -> None:
-        if not found.begin_s <= self._clock() <= found.end_s:
+    def _check(self, signature: _Signature, secret: str, message: Message) -> None:
+        if not signature.begin_s <= self._clock() <= signature.end_s:
             raise _denied("Request has expired.")
-        if found.scope and any(_needs_signature(name, found) for name in message.headers):
+        if signature.scope and any(_needs_signature(name, signature) for name in message.headers):
             raise _denied("There are headers that are not signed.")
-        if found.scope and not found.is_url and PAYLOAD not in message.headers:
+        if signature.scope and not signature.is_url and PAYLOAD not in message.headers:
             # Such a signature is that of an empty body, whatever the body is.
             raise Refused(400, "InvalidRequest", f"The header {PAYLOAD} is missing.")
-        expected = [_v4(found, secret, message)] if found.scope else _v2(found, secret, message)
-        if not any(_is_same(text, found.text) for text in expected):
+        expected = (
+            [_v4(signature, secret, message)]
+            if signature.scope
+            else _v2(signature, secret, message)
+        )
+        if not any(_is_same(text, signature.text) for text in expected):
             raise Refused(403, "SignatureDoesNotMatch", "The request signature does not match.")
 
 
@@ -128,14 +132,14 @@ def check_permission(request: ObsRequest, user: User) -> None:
             raise _denied(f"The user lacks the permission {action}.")
 
 
-def _is_same(text: str, given: str) -> bool:
-    return secrets.compare_digest(text.encode(), given.encode())
+def _is_same(text: str, sent: str) -> bool:
+    return secrets.compare_digest(text.encode(), sent.encode())
 
 
-def _needs_signature(header: str, found: _Signature) -> bool:
+def _needs_signature(header: str, signature: _Signature) -> bool:
     # A URL is signed without a body, so its client may add the digest.
-    is_of_s3 = header.startswith("x-amz-") and not (found.is_url and header == PAYLOAD)
-    return (is_of_s3 or header == "host") and header not in found.names
+    is_of_s3 = header.startswith("x-amz-") and not (signature.is_url and header == PAYLOAD)
+    return (is_of_s3 or header == "host") and header not in signature.names
 
 
 def _signature_of(message: Message) -> _Signature:
@@ -152,17 +156,17 @@ def _signature_of(message: Message) -> _Signature:
     if authorization is None:
         (name,) = in_url
         return _v4_of_url(query) if name == "x-amz-signature" else _v2_of_url(query)
-    found = _V4.match(authorization) or _V2.match(authorization)
-    if found is None or not OF_SIGNATURE.isdisjoint(query):
+    match = _V4.match(authorization) or _V2.match(authorization)
+    if match is None or not OF_SIGNATURE.isdisjoint(query):
         raise ValueError(authorization)
     moment = message.headers.get("x-amz-date") or message.headers.get("date", "")
     at_s = _seconds(moment)
     scope, names = "", ()
-    if found.re is _V4:
-        scope, names = found["scope"], tuple(found["names"].split(";"))
+    if match.re is _V4:
+        scope, names = match["scope"], tuple(match["names"].split(";"))
         moment = time.strftime(sigv4.MOMENT, time.gmtime(at_s))
     times = (moment, at_s - SKEW_S, at_s + SKEW_S)
-    return _Signature(found["access"], found["text"], scope, names, *times, is_url=False)
+    return _Signature(match["access"], match["text"], scope, names, *times, is_url=False)
 
 
 def _v4_of_url(query: dict[str, str]) -> _Signature:
@@ -186,7 +190,7 @@ def _seconds(moment: str) -> float:
     return parsedate_to_datetime(moment).timestamp()
 
 
-def _chunk_key(found: _Signature, secret: str, message: Message) -> ChunkKey | None:
+def _chunk_key(signature: _Signature, secret: str, message: Message) -> ChunkKey | None:
     """Return what signs the chunks of a body; None for another kind of body.
 
     Raises:
@@ -194,13 +198,13 @@ def _chunk_key(found: _Signature, secret: str, message: Message) -> ChunkKey | N
     """
     if not message.headers.get(PAYLOAD, "").startswith(SIGNED_CHUNKS):
         return None
-    if found.is_url or not found.scope:
+    if signature.is_url or not signature.scope:
         raise _denied("Signed chunks need a signature of version 4 in the headers.")
-    key = sigv4.signing_key(secret, found.scope)
-    return ChunkKey(key, found.text, found.moment, found.scope)
+    key = sigv4.signing_key(secret, signature.scope)
+    return ChunkKey(key, signature.text, signature.moment, signature.scope)
 
 
-def _v4(found: _Signature, secret: str, message: Message) -> str:
+def _v4(signature: _Signature, secret: str, message: Message) -> str:
     """Return the signature that botocore computes.
 
     Raises:
@@ -210,26 +214,26 @@ def _v4(found: _Signature, secret: str, message: Message) -> str:
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    parts = found.scope.split("/")
-    if len(parts) != 4 or parts[3] != "aws4_request" or parts[0] != found.moment[:8]:
+    parts = signature.scope.split("/")
+    if len(parts) != 4 or parts[3] != "aws4_request" or parts[0] != signature.moment[:8]:
         raise _denied(_UNREADABLE)
     # Clients may percent-encode other characters in the request than in the signed text.
     pairs = [
         f"{sigv4.encoded(name)}={sigv4.encoded(value)}"
         for name, value in message.query
-        if not (found.is_url and name.lower() == "x-amz-signature")
+        if not (signature.is_url and name.lower() == "x-amz-signature")
     ]
     mark = "?" if pairs else ""
     url = f"http://obs{sigv4.encoded(message.path, safe='/')}{mark}{'&'.join(pairs)}"
-    signed = {name: message.headers[name] for name in found.names if name in message.headers}
+    signed = {name: message.headers[name] for name in signature.names if name in message.headers}
     request = AWSRequest(message.method, url, signed)
-    request.context["timestamp"] = found.moment
-    signer = S3SigV4QueryAuth if found.is_url else S3SigV4Auth
+    request.context["timestamp"] = signature.moment
+    signer = S3SigV4QueryAuth if signature.is_url else S3SigV4Auth
     v4 = signer(Credentials("-", secret), parts[2], parts[1])
     return str(v4.signature(v4.string_to_sign(request, v4.canonical_request(request)), request))
 
 
-def _v2(found: _Signature, secret: str, message: Message) -> list[str]:
+def _v2(signature: _Signature, secret: str, message: Message) -> list[str]:
     """Return the signatures that clients compute, with URL tokens as headers or in the query."""
     from botocore.auth import HmacV1Auth
     from botocore.awsrequest import AWSRequest
@@ -239,8 +243,8 @@ def _v2(found: _Signature, secret: str, message: Message) -> list[str]:
     values, query = message.headers, message.parameters()
     tokens = {name: query[name] for name in TOKENS if name in query}
     # The date of the request; empty if the request has the header x-amz-date.
-    is_dated = "x-amz-date" in values and not found.is_url
-    signer._get_date = lambda: "" if is_dated else found.moment
+    is_dated = "x-amz-date" in values and not signature.is_url
+    signer._get_date = lambda: "" if is_dated else signature.moment
     path = message.target.partition("?")[0]
     # Built from what was read: in the target, `%61cl` and `#` would hide parameters and names.
     pairs = (
@@ -251,8 +255,8 @@ def _v2(found: _Signature, secret: str, message: Message) -> list[str]:
     # Some clients sign the path of a bucket with a slash and send it without.
     paths = (path,) if "/" in path[1:] else (path, path + "/")
     expected = []
-    for more, known in ((tokens, ()), ({}, TOKENS)):
-        signer.QSAOfInterest = [*HmacV1Auth.QSAOfInterest, *known]
+    for more, more_names in ((tokens, ()), ({}, TOKENS)):
+        signer.QSAOfInterest = [*HmacV1Auth.QSAOfInterest, *more_names]
         headers = AWSRequest(message.method, "http://obs", {**values, **more}).headers
         expected += [
             signer.get_signature(message.method, url, headers, auth_path=path) for path in paths

@@ -18,12 +18,12 @@ class _Flavors(Query):
 
 def flavors(service: Service, request: Request) -> Any:
     kind = request.parsed_query(_Flavors).flavor_type
-    found = [
+    flavor_list = [
         views.flavor(item)
         for item in service.settings.flavors
         if not item.pool and kind in (None, item.kind)
     ]
-    return {"total_count": len(found), "flavors": found}
+    return {"total_count": len(flavor_list), "flavors": flavor_list}
 
 
 def pool_flavor(service: Service, request: Request) -> Any:
@@ -36,8 +36,8 @@ def pool_flavor(service: Service, request: Request) -> Any:
 
 
 def engines(service: Service, request: Request) -> Any:
-    found = [views.engine(item) for item in service.settings.engines]
-    return {"total": len(found), "items": found}
+    engine_list = [views.engine(item) for item in service.settings.engines]
+    return {"total": len(engine_list), "items": engine_list}
 
 
 def quotas(service: Service, request: Request) -> Any:
@@ -45,11 +45,11 @@ def quotas(service: Service, request: Request) -> Any:
     settings = service.settings
     used = service.database.unfinished()
     nodes = sum(item[3] for item in used if item[1] == "Running")
-    found = [
+    quota_list = [
         {"resource": "training-job", "quota": settings.max_jobs, "used": len(used)},
         {"resource": "node", "quota": settings.public_nodes, "used": nodes},
     ]
-    return {"quotas": found}
+    return {"quotas": quota_list}
 
 
 ENDPOINTS = (

@@ -57,40 +57,40 @@ class Algorithm(Resource):
 
 
 def create(service: Service, request: Request) -> Any:
-    found = _completed(service, request.body(Algorithm))
-    found.metadata.id, found.metadata.user_name = str(uuid.uuid4()), service.user(request).name
+    stored = _completed(service, request.body(Algorithm))
+    stored.metadata.id, stored.metadata.user_name = str(uuid.uuid4()), service.user(request).name
     with service.database.transaction():
         others = service.database.resources(Algorithm)
-        if any(other.metadata.name == found.metadata.name for other in others):
+        if any(other.metadata.name == stored.metadata.name for other in others):
             raise ApiError("ModelArts.2752")
-        return _stored(service, found)
+        return _stored(service, stored)
 
 
 def change(service: Service, request: Request) -> Any:
     """Replace an algorithm; missing metadata keeps its old values."""
     old = _named(service, request).metadata
     body = request.json()
-    given = body.get("metadata") or {}
-    if isinstance(given, dict):
-        body["metadata"] = {**old.model_dump(), **given}
-    found = _completed(service, models.parse(Algorithm, body))
-    found.metadata.id, found.metadata.create_time = old.id, old.create_time
-    found.metadata.update_time = now_ms()
-    return _stored(service, found)
+    metadata = body.get("metadata") or {}
+    if isinstance(metadata, dict):
+        body["metadata"] = {**old.model_dump(), **metadata}
+    stored = _completed(service, models.parse(Algorithm, body))
+    stored.metadata.id, stored.metadata.create_time = old.id, old.create_time
+    stored.metadata.update_time = now_ms()
+    return _stored(service, stored)
 
 
-def _completed(service: Service, found: Algorithm) -> Algorithm:
-    found.job_config.engine.complete(service.settings)
-    if found.job_config.code_dir:
-        models.place(found.job_config.code_dir)
-    if found.metadata.domain_id is None:
-        found.metadata.domain_id = service.account.domain_id
-    return found
+def _completed(service: Service, stored: Algorithm) -> Algorithm:
+    stored.job_config.engine.complete(service.settings)
+    if stored.job_config.code_dir:
+        models.place(stored.job_config.code_dir)
+    if stored.metadata.domain_id is None:
+        stored.metadata.domain_id = service.account.domain_id
+    return stored
 
 
-def _stored(service: Service, found: Algorithm) -> Any:
-    service.database.put_resource(found.metadata.id, found.metadata.name, found)
-    return found.model_dump()
+def _stored(service: Service, stored: Algorithm) -> Any:
+    service.database.put_resource(stored.metadata.id, stored.metadata.name, stored)
+    return stored.model_dump()
 
 
 class _Search(Page):
@@ -100,16 +100,16 @@ class _Search(Page):
 def algorithms(service: Service, request: Request) -> Any:
     """Return a page of algorithms; ``offset`` is the page's number."""
     text = request.parsed_query(_Search).searches.partition("name:")[2]
-    found = service.database.resources(Algorithm)
-    found = [item for item in found if text in item.metadata.name]
-    return page_of(request, found, Algorithm.model_dump)
+    stored = service.database.resources(Algorithm)
+    stored = [item for item in stored if text in item.metadata.name]
+    return page_of(request, stored, Algorithm.model_dump)
 
 
 def _named(service: Service, request: Request) -> Algorithm:
-    found = service.database.resource(Algorithm, request.path_params["algorithm_id"])
-    if found is None:
+    stored = service.database.resource(Algorithm, request.path_params["algorithm_id"])
+    if stored is None:
         raise ApiError("ModelArts.2755")
-    return found
+    return stored
 
 
 def algorithm(service: Service, request: Request) -> Any:

@@ -51,10 +51,10 @@ class _Authorizations(Page):
 def authorizations(service: Service, request: Request) -> Any:
     """Return a sorted page of authorizations; ``offset`` is the page's number."""
     query = request.parsed_query(_Authorizations)
-    found = [item for item in _current(service) if query.user_id in ("", item.user_id)]
-    found.sort(key=lambda item: getattr(item, query.sort_by), reverse=query.order == "DESC")
-    shown = query.of(found)
-    return {"total_count": len(found), "auth": [item.model_dump() for item in shown]}
+    current = [item for item in _current(service) if query.user_id in ("", item.user_id)]
+    current.sort(key=lambda item: getattr(item, query.sort_by), reverse=query.order == "DESC")
+    page = query.of(current)
+    return {"total_count": len(current), "auth": [item.model_dump() for item in page]}
 
 
 def create(service: Service, request: Request) -> Any:
@@ -69,9 +69,9 @@ def create(service: Service, request: Request) -> Any:
 def remove(service: Service, request: Request) -> Any:
     """Remove the authorization of one user or of all users."""
     user = request.query.get("user_id", "")
-    found = _current(service)
-    remaining = [item for item in found if user not in ("", _ALL) and item.user_id != user]
-    if len(remaining) == len(found):
+    current = _current(service)
+    remaining = [item for item in current if user not in ("", _ALL) and item.user_id != user]
+    if len(remaining) == len(current):
         raise ApiError("ModelArts.0429")
     _store(service, remaining)
     return True
@@ -106,8 +106,8 @@ def _current(service: Service) -> list[_Stored]:
     return stored.auth if stored else [_made(service, _ALL, _AGENCY)]
 
 
-def _store(service: Service, found: list[_Stored]) -> None:
-    service.database.put_resource(_All.kind, _All.kind, _All(auth=found))
+def _store(service: Service, authorizations_left: list[_Stored]) -> None:
+    service.database.put_resource(_All.kind, _All.kind, _All(auth=authorizations_left))
 
 
 def _made(service: Service, user_id: str, content: str) -> _Stored:

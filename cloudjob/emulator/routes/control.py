@@ -35,13 +35,15 @@ def jobs(service: Service, request: Request) -> Any:
     total = 0
     rows: list[JobRow] = []
     for each in service.projects.values():
-        count, found = each.database.find_jobs([], order="create_ms DESC", limit=_MAX_JOBS, skip=0)
+        count, rows_of_state = each.database.find_jobs(
+            [], order="create_ms DESC", limit=_MAX_JOBS, skip=0
+        )
         total += count
-        rows += found
+        rows += rows_of_state
     rows.sort(key=lambda row: row.create_ms, reverse=True)
     names = ("id", "name", "phase", "nodes", "user_name", "create_ms", "start_ms", "end_ms")
-    shown = [{n: getattr(row, n) for n in names} for row in rows[:_MAX_JOBS]]
-    return {"total": total, "jobs": shown}
+    listed = [{n: getattr(row, n) for n in names} for row in rows[:_MAX_JOBS]]
+    return {"total": total, "jobs": listed}
 
 
 def faults(service: Service, request: Request) -> Any:

@@ -54,24 +54,24 @@ def _create(database: Database, fields: _Fields) -> Experiment:
 
 
 def change(service: Service, request: Request) -> Any:
-    found = _found(service, request)
+    stored = _found(service, request)
     body = request.json()
     # The reference has both keys at the top; some clients nest them as in a create request.
     inner = body.get("metadata")
     body = {**(inner if isinstance(inner, dict) else {}), **body}
-    known = found.metadata.model_dump(include={"name", "description"})
-    given = {key: body[key] for key in known if body.get(key) is not None}
-    changed = models.parse(_Fields, {**known, **given})
-    found.metadata.name, found.metadata.description = changed.name, changed.description
-    found.metadata.update_time = now_ms()
-    _store(service.database, found)
+    old_fields = stored.metadata.model_dump(include={"name", "description"})
+    fields = {key: body[key] for key in old_fields if body.get(key) is not None}
+    changed = models.parse(_Fields, {**old_fields, **fields})
+    stored.metadata.name, stored.metadata.description = changed.name, changed.description
+    stored.metadata.update_time = now_ms()
+    _store(service.database, stored)
     return changed.model_dump()
 
 
 def experiments(service: Service, request: Request) -> Any:
     """Return a sorted page of experiments; ``offset`` is the page's number."""
-    found = service.database.resources(Experiment)
-    return page_of(request, found, partial(_counted, service.database))
+    stored = service.database.resources(Experiment)
+    return page_of(request, stored, partial(_counted, service.database))
 
 
 def experiment(service: Service, request: Request) -> Any:
@@ -98,50 +98,52 @@ def joined(database: Database, reference: ExperimentReference | None) -> Experim
     if reference is None or not (reference.id or reference.name):
         return None
     if reference.id:
-        found = database.resource(Experiment, reference.id)
-        if found is None:
+        stored = database.resource(Experiment, reference.id)
+        if stored is None:
             raise ApiError("ModelArts.2788", f"{_REFERENCE}: {reference.id} not found")
     else:
         fields = reference.model_dump(include={"name", "description"})
-        found = _named(database, reference.name) or _create(database, models.parse(_Fields, fields))
-    metadata, number = found.metadata, _count(database, found) + 1
+        stored = _named(database, reference.name) or _create(
+            database, models.parse(_Fields, fields)
+        )
+    metadata, number = stored.metadata, _count(database, stored) + 1
     return ExperimentReference(id=metadata.id, name=metadata.name, serial_number=number)
 
 
 def _found(service: Service, request: Request) -> Experiment:
     number = request.path_params["experiment_id"]
-    found = service.database.resource(Experiment, number)
-    if found is None:
+    stored = service.database.resource(Experiment, number)
+    if stored is None:
         raise ApiError("ModelArts.2788", f"experiment: {number} not found")
-    return found
+    return stored
 
 
-def _shown(found: Experiment, job_count: int) -> dict[str, Any]:
-    return {**found.model_dump(), "statistic": {"job_count": job_count}}
+def _shown(stored: Experiment, job_count: int) -> dict[str, Any]:
+    return {**stored.model_dump(), "statistic": {"job_count": job_count}}
 
 
-def _counted(database: Database, found: Experiment) -> dict[str, Any]:
-    return _shown(found, _count(database, found))
+def _counted(database: Database, stored: Experiment) -> dict[str, Any]:
+    return _shown(stored, _count(database, stored))
 
 
-def _count(database: Database, found: Experiment) -> int:
+def _count(database: Database, stored: Experiment) -> int:
     of_experiment = f"json_extract(body, '$.metadata.{_REFERENCE}.id') = ?"
-    return database.count_jobs((of_experiment, [found.metadata.id]))
+    return database.count_jobs((of_experiment, [stored.metadata.id]))
 
 
 def _named(database: Database, name: str) -> Experiment | None:
-    found = database.resources(Experiment)
-    return next((item for item in found if item.metadata.name == name), None)
+    stored = database.resources(Experiment)
+    return next((item for item in stored if item.metadata.name == name), None)
 
 
-def _store(database: Database, found: Experiment) -> Experiment:
-    metadata = found.metadata
+def _store(database: Database, stored: Experiment) -> Experiment:
+    metadata = stored.metadata
     with database.transaction():
         other = _named(database, metadata.name)
         if other and other.metadata.id != metadata.id:
             raise ApiError("ModelArts.2788", f"name: {metadata.name} is taken")
-        database.put_resource(metadata.id, metadata.name, found)
-    return found
+        database.put_resource(metadata.id, metadata.name, stored)
+    return stored
 
 
 ENDPOINTS = (

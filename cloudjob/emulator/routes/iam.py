@@ -66,8 +66,8 @@ def create_token(service: Service, request: Request) -> Any:
     auth = _parsed(request)
     if isinstance(auth, Answer):
         return auth
-    found = [_user(service, auth, method) for method in auth.methods]
-    user = next(filter(None, found), None)
+    users = [_user(service, auth, method) for method in auth.methods]
+    user = next(filter(None, users), None)
     if user is None:
         return _refused(401, "The username or password is wrong.")
     project = _project(service, auth)
@@ -82,17 +82,17 @@ def _user(service: Service, auth: _Auth, method: str) -> User | None:
     """Return the user with this password or key; None if the credentials are wrong."""
     account = service.account
     if method == "password":
-        found = account.user(auth.user)
-        is_right = found and _is_same(auth.password, found.password)
-        return found if is_right and auth.user_domain == service.settings.domain else None
+        user = account.user(auth.user)
+        is_right = user and _is_same(auth.password, user.password)
+        return user if is_right and auth.user_domain == service.settings.domain else None
     if method == "hw_ak_sk":
-        found = account.user_of_key(auth.access_key)
-        return found if found and _is_same(auth.secret_key, found.keys.secret_key) else None
+        user = account.user_of_key(auth.access_key)
+        return user if user and _is_same(auth.secret_key, user.keys.secret_key) else None
     return None
 
 
-def _is_same(given: str, expected: str) -> bool:
-    return secrets.compare_digest(given.encode(), expected.encode())
+def _is_same(sent: str, expected: str) -> bool:
+    return secrets.compare_digest(sent.encode(), expected.encode())
 
 
 def _project(service: Service, auth: _Auth) -> str | None:
@@ -101,8 +101,8 @@ def _project(service: Service, auth: _Auth) -> str | None:
     if auth.scope is None:
         return account.project_id
     if auth.project is None:
-        known = (service.settings.domain, account.domain_id)
-        return "" if auth.domain_name in known or auth.domain_id in known else None
+        our_domains = (service.settings.domain, account.domain_id)
+        return "" if auth.domain_name in our_domains or auth.domain_id in our_domains else None
     if auth.project_id in account.projects.values():
         return auth.project_id
     return account.projects.get(auth.project_name)
@@ -149,7 +149,7 @@ def projects(service: Service, request: Request) -> Any:
     """Return all projects, or only the one that the query names."""
     service.access.check_identity(request)
     requested, domain_id = request.query.get("name", ""), service.account.domain_id
-    found = [
+    project_list = [
         {
             "id": number,
             "name": name,
@@ -163,7 +163,7 @@ def projects(service: Service, request: Request) -> Any:
         for name, number in service.account.projects.items()
         if requested in ("", name)
     ]
-    return {"projects": found, "links": {"self": ""}}
+    return {"projects": project_list, "links": {"self": ""}}
 
 
 def domains(service: Service, request: Request) -> Any:

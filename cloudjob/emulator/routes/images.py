@@ -62,20 +62,20 @@ class _Images(Page):
 def images(service: Service, request: Request) -> Any:
     """Return a page of images: the registered ones and those of the settings."""
     query, settings = request.parsed_query(_Images), service.settings
-    known = dict.fromkeys([*settings.images, *(item.image for item in settings.engines)])
-    found = service.database.resources(_Image)
-    found += [_image_at(service, path, "BUILD_IN") for path in known]
-    found = list(filter(query.matches, found))
-    listed = [item.model_dump() for item in found]
+    built_in = dict.fromkeys([*settings.images, *(item.image for item in settings.engines)])
+    stored = service.database.resources(_Image)
+    stored += [_image_at(service, path, "BUILD_IN") for path in built_in]
+    stored = list(filter(query.matches, stored))
+    listed = [item.model_dump() for item in stored]
     for key in reversed(query.sort_key.split(",")):
         listed.sort(key=lambda item: item.get(key, ""), reverse=query.sort_dir == "DESC")
-    shown = query.of(listed)
+    page = query.of(listed)
     return {
         "current": query.offset,
-        "data": shown,
-        "pages": -(-len(found) // query.limit),
-        "size": len(shown),
-        "total": len(found),
+        "data": page,
+        "pages": -(-len(stored) // query.limit),
+        "size": len(page),
+        "total": len(stored),
     }
 
 
@@ -99,10 +99,10 @@ def image(service: Service, request: Request) -> Any:
 
 
 def _named(service: Service, request: Request) -> _Image:
-    found = service.database.resource(_Image, request.path_params["image"])
-    if found is None:
+    stored = service.database.resource(_Image, request.path_params["image"])
+    if stored is None:
         raise ApiError("ModelArts.2788", f"image: {request.path_params['image']} not found")
-    return found
+    return stored
 
 
 def sync(service: Service, request: Request) -> Any:
@@ -206,12 +206,15 @@ def saved(service: Service, request: Request) -> Any:
     row = service.job(request)
     task = f"{row.id}/{service.node(request, row)}"
     is_saving = task in _saving
-    found = service.database.resource(_Saved, task)
-    if found is None:
+    task_state = service.database.resource(_Saved, task)
+    if task_state is None:
         raise ApiError("ModelArts.2858", "no image of this task was saved")
-    if found.status == "CREATING" and not is_saving:
-        found.status, found.message = "CREATE_FAILED", "the emulator was restarted meanwhile"
-    return found.model_dump()
+    if task_state.status == "CREATING" and not is_saving:
+        task_state.status, task_state.message = (
+            "CREATE_FAILED",
+            "the emulator was restarted meanwhile",
+        )
+    return task_state.model_dump()
 
 
 class _Tags(Page):
@@ -227,20 +230,20 @@ def tags(service: Service, request: Request) -> Any:
     name = request.path_params["repository"].replace("$", "/")
     repository = f"{request.path_params['namespace']}/{name}"
     query = request.parsed_query(_Tags)
-    found = service.runtime.tags(repository)
-    if found == []:
+    tag_names = service.runtime.tags(repository)
+    if tag_names == []:
         missing = {"errorCode": "SVCSTG.SWR.4040002", "errorMessage": "repo not found"}
         return Answer(404, {"errors": [missing]})
-    if found is None:
-        found = [query.tag or "latest"]
-    found = [tag for tag in found if query.tag in tag]
-    shown = found[query.offset : query.offset + query.limit]
-    last = query.offset + max(0, len(shown) - 1)
+    if tag_names is None:
+        tag_names = [query.tag or "latest"]
+    tag_names = [tag for tag in tag_names if query.tag in tag]
+    page = tag_names[query.offset : query.offset + query.limit]
+    last = query.offset + max(0, len(page) - 1)
     listed = [
         {"Tag": tag, "path": f"{repository}:{tag}", "tag_type": 0, "is_trusted": False}
-        for tag in shown
+        for tag in page
     ]
-    return Answer(200, listed, {"Content-Range": f"{query.offset}-{last}/{len(found)}"})
+    return Answer(200, listed, {"Content-Range": f"{query.offset}-{last}/{len(tag_names)}"})
 
 
 ENDPOINTS = (

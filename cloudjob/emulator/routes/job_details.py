@@ -27,17 +27,17 @@ _TYPES = ("text/plain", "application/octet-stream")
 def _tail(service: Service, request: Request) -> tuple[bytes, int]:
     row = service.job(request)
     log = JobContext(row.id, service).log(service.node(request, row))
-    found, size = log.tail(service.settings.log_preview_bytes)
+    data, size = log.tail(service.settings.log_preview_bytes)
     if not size:
         raise ApiError("ModelArts.2776")
-    return found, size
+    return data, size
 
 
 def preview(service: Service, request: Request) -> Any:
     """Return the last bytes of a log; 204 if there is none yet."""
-    found, size = _tail(service, request)
-    text = found.decode("utf-8", "replace")
-    return {"content": text, "current_size": len(found), "full_size": size}
+    data, size = _tail(service, request)
+    text = data.decode("utf-8", "replace")
+    return {"content": text, "current_size": len(data), "full_size": size}
 
 
 def log_url(service: Service, request: Request) -> Any:
@@ -64,19 +64,19 @@ class _Lines(Query):
 def log_lines(service: Service, request: Request) -> Any:
     """Return lines of a log by their numbers."""
     query = request.parsed_query(_Lines)
-    found, _ = _tail(service, request)
-    lines = found.decode("utf-8", "replace").splitlines(keepends=True)
+    data, _ = _tail(service, request)
+    lines = data.decode("utf-8", "replace").splitlines(keepends=True)
     if query.order == "asc":
         first = query.base_line or 0
     else:
         last = len(lines) if query.base_line is None else query.base_line
         first = max(0, last - query.lines)
-    shown = lines[first : first + query.lines]
+    page = lines[first : first + query.lines]
     return {
         "start_line": str(first),
-        "end_line": str(first + len(shown)),
-        "lines": len(shown),
-        "content": "".join(shown),
+        "end_line": str(first + len(page)),
+        "lines": len(page),
+        "content": "".join(page),
     }
 
 
@@ -86,13 +86,15 @@ def log_lines(service: Service, request: Request) -> Any:
 def metrics(service: Service, request: Request) -> Any:
     """Return percentages, one per minute; -1 for unknown, 204 if there are none yet."""
     row = service.job(request)
-    found = service.database.metrics(row.id, task_of(service.node(request, row)))
-    if not found:
+    samples = service.database.metrics(row.id, task_of(service.node(request, row)))
+    if not samples:
         raise ApiError("ModelArts.2777")
     values = {
-        "cpuUsage": [cpu for cpu, _ in found],
-        "memUsage": [memory for _, memory in found],
-        **dict.fromkeys(("gpuUtil", "gpuMemUsage", "npuUtil", "npuMemUsage"), [-1.0] * len(found)),
+        "cpuUsage": [cpu for cpu, _ in samples],
+        "memUsage": [memory for _, memory in samples],
+        **dict.fromkeys(
+            ("gpuUtil", "gpuMemUsage", "npuUtil", "npuMemUsage"), [-1.0] * len(samples)
+        ),
     }
     return {"metrics": [{"metric": name, "value": value} for name, value in values.items()]}
 
@@ -111,16 +113,16 @@ def events(service: Service, request: Request) -> Any:
     """Return a page of events; ``offset`` is the page's number."""
     row = service.job(request)
     query = request.parsed_query(_Events)
-    total, found = service.database.events(
+    total, rows = service.database.events(
         _event_conditions(row.id, query),
         order=query.order,
         limit=query.limit,
         skip=query.offset * query.limit,
     )
-    end_ms = row.end_ms or found[0][0] if found else row.end_ms
-    shown = [
+    end_ms = row.end_ms or rows[0][0] if rows else row.end_ms
+    listed = [
         {"message": message, "level": level, "time": rfc3339(time_ms / 1000), "source": source}
-        for time_ms, level, source, message in found
+        for time_ms, level, source, message in rows
     ]
     return {
         "total": total,
@@ -129,7 +131,7 @@ def events(service: Service, request: Request) -> Any:
         "order": query.order,
         "start_time": request.query.get("start_time") or rfc3339(row.create_ms / 1000),
         "end_time": request.query.get("end_time") or rfc3339((end_ms or row.create_ms) / 1000),
-        "events": shown,
+        "events": listed,
     }
 
 
@@ -168,11 +170,11 @@ def tasks(service: Service, request: Request) -> Any:
 def stages(service: Service, request: Request) -> Any:
     """Return the stages of each attempt."""
     row = service.job(request)
-    shown = [
+    listed = [
         {"record_order": order, "stages": _stages(row, record)}
         for order, record in enumerate(row.run.running_records)
     ]
-    return {"total_count": len(shown), "running_records": shown}
+    return {"total_count": len(listed), "running_records": listed}
 
 
 def _stages(row: JobRow, record: RunRecord) -> list[dict[str, Any]]:
@@ -214,11 +216,11 @@ def report(service: Service, request: Request) -> Any:
 def categories(service: Service, request: Request) -> Any:
     """Return the categories of notifications."""
     names = ("Started", "Completed", "Failed", "Terminated", "Restarted", "Hanged", "Preempted")
-    shown = [
+    listed = [
         {"id": f"Job{name}", "name": f"Job{name}", "description": "", "notification": True}
         for name in names
     ]
-    return {"event-categories": shown}
+    return {"event-categories": listed}
 
 
 ENDPOINTS = (

@@ -90,10 +90,10 @@ def _with_algorithm(service: Service, body: dict[str, Any]) -> dict[str, Any]:
         requested.get("subscription_id") or requested.get("id")
     ):
         return body
-    found = service.database.resource(algorithms.Algorithm, str(requested.get("id")))
-    if found is None or requested.get("subscription_id"):
+    algorithm = service.database.resource(algorithms.Algorithm, str(requested.get("id")))
+    if algorithm is None or requested.get("subscription_id"):
         raise ApiError("ModelArts.2755")
-    merged = models.with_algorithm(requested, found.metadata.name, found.job_config)
+    merged = models.with_algorithm(requested, algorithm.metadata.name, algorithm.job_config)
     return {**body, "algorithm": merged}
 
 
@@ -124,12 +124,12 @@ def _check_code(service: Service, algorithm: Algorithm) -> None:
     settings, code = service.settings, models.place(algorithm.code_dir)
     if not service.obs.has_bucket(code.bucket):
         raise ApiError("ModelArts.2757", f"{algorithm.code_dir}: no such bucket")
-    found = service.obs.list(code.bucket, code.prefix, limit=settings.code_limit_files * 2 + 2)
-    check_code_limits(found, settings)
-    if not found:
+    objects = service.obs.list(code.bucket, code.prefix, limit=settings.code_limit_files * 2 + 2)
+    check_code_limits(objects, settings)
+    if not objects:
         raise ApiError("ModelArts.2757", f"{algorithm.code_dir} is empty")
     boot = algorithm.boot_file
-    if boot and models.place(boot).key not in {item.key for item in found}:
+    if boot and models.place(boot).key not in {item.key for item in objects}:
         raise ApiError("ModelArts.2758", f"{boot} does not exist")
 
 
@@ -184,8 +184,8 @@ def change(service: Service, request: Request) -> Any:
     if policy.priority is not None:
         if row.is_final:
             raise ApiError("ModelArts.2788", f"schedule_policy: the job is {row.phase}")
-        known = body.spec.schedule_policy or SchedulePolicy()
-        body.spec.schedule_policy = known.model_copy(update=policy.model_dump())
+        policy_now = body.spec.schedule_policy or SchedulePolicy()
+        body.spec.schedule_policy = policy_now.model_copy(update=policy.model_dump())
         values["priority"] = policy.priority
     service.database.update_job(row.id, body=body, **values)
     return show(service, request)
@@ -356,28 +356,30 @@ def tag_conditions(tags: list[TagFilter]) -> list[Condition]:
     Raises:
         ApiError: A key or a value occurs twice.
     """
-    made: list[Condition] = []
+    conditions: list[Condition] = []
     keys = [tag.key for tag in tags]
     for tag in tags:
         if keys.count(tag.key) > 1 or len(set(tag.values)) < len(tag.values):
             raise ApiError("ModelArts.2788", "tags: each once")
         values = [value for value in tag.values if value]
         which = f" AND value IN ({', '.join('?' * len(values))})" if values else ""
-        made.append((f"id IN (SELECT job FROM tags WHERE key = ?{which})", [tag.key, *values]))
-    return made
+        conditions.append(
+            (f"id IN (SELECT job FROM tags WHERE key = ?{which})", [tag.key, *values])
+        )
+    return conditions
 
 
 def _host_condition(hosts: list[str]) -> Condition:
     """Return the condition for jobs on one of these hosts; loopback means this machine."""
     try:
-        found = [ip_address(host) for host in hosts]
+        addresses = [ip_address(host) for host in hosts]
     except ValueError as error:
         raise ApiError("ModelArts.2788", f"host_ips: {error}") from error
-    if any(host.is_loopback for host in found):
+    if any(host.is_loopback for host in addresses):
         return "start_ms > 0", []
     hosts_of_job = "SELECT json_extract(value, '$.host_ip') FROM json_each(run, '$.task_ips')"
-    marks = ", ".join(["(?)"] * len(found))
-    return f"EXISTS ({hosts_of_job} INTERSECT VALUES {marks})", [str(host) for host in found]
+    marks = ", ".join(["(?)"] * len(addresses))
+    return f"EXISTS ({hosts_of_job} INTERSECT VALUES {marks})", [str(host) for host in addresses]
 
 
 def _window(filters: list[Filter]) -> Condition:

@@ -62,7 +62,7 @@ def workloads(service: Service, request: Request) -> Any:
         if query.type in (None, "train") and query.status in ("", row.phase)
     ]
     rows = rows if query.ascend else rows[::-1]
-    shown: list[dict[str, Any]] = [
+    listed: list[dict[str, Any]] = [
         {
             "apiVersion": "v1",
             "kind": "Workload",
@@ -82,7 +82,7 @@ def workloads(service: Service, request: Request) -> Any:
         }
         for row in rows[query.offset : query.offset + query.limit]
     ]
-    return _listed("Workload", shown)
+    return _listed("Workload", listed)
 
 
 def workload_statistics(service: Service, request: Request) -> Any:
@@ -99,8 +99,8 @@ def statistics(service: Service, request: Request) -> Any:
 
 def quotas(service: Service, request: Request) -> Any:
     count = len(service.settings.pools)
-    shown = (("pool", count), ("network", 0))
-    return {"quotas": {"resources": [{"type": t, "quota": n, "used": n} for t, n in shown]}}
+    counts = (("pool", count), ("network", 0))
+    return {"quotas": {"resources": [{"type": t, "quota": n, "used": n} for t, n in counts]}}
 
 
 def configuration(service: Service, request: Request) -> Any:
@@ -108,7 +108,7 @@ def configuration(service: Service, request: Request) -> Any:
 
 
 def flavors(service: Service, request: Request) -> Any:
-    shown = [
+    listed = [
         {
             "apiVersion": "v1",
             "kind": "ResourceFlavor",
@@ -124,7 +124,7 @@ def flavors(service: Service, request: Request) -> Any:
         }
         for item in service.settings.flavors
     ]
-    return _listed("ResourceFlavor", shown)
+    return _listed("ResourceFlavor", listed)
 
 
 def no_network(service: Service, request: Request) -> Any:

@@ -28,10 +28,10 @@ def _tags(service: Service, job: str) -> list[dict[str, str]]:
 
 def all_tags(service: Service, request: Request) -> Any:
     """Return every key with its values."""
-    found: dict[str, list[str]] = {}
+    values_of: dict[str, list[str]] = {}
     for key, value in service.database.tags():
-        found.setdefault(key, []).append(value)
-    return {"tags": [{"key": key, "values": values} for key, values in found.items()]}
+        values_of.setdefault(key, []).append(value)
+    return {"tags": [{"key": key, "values": values} for key, values in values_of.items()]}
 
 
 class _Tags(Model):
@@ -82,7 +82,7 @@ def tagged(service: Service, request: Request) -> Any:
     total, rows = service.database.find_jobs(
         _conditions(request), order="create_ms DESC", limit=page.limit, skip=page.offset
     )
-    shown = [
+    listed = [
         {
             "resource_id": row.id,
             "resource_name": row.name,
@@ -92,7 +92,7 @@ def tagged(service: Service, request: Request) -> Any:
         }
         for row in rows
     ]
-    return {"resources": shown, "total_count": total}
+    return {"resources": listed, "total_count": total}
 
 
 def count(service: Service, request: Request) -> Any:

@@ -27,8 +27,8 @@ class _Workspaces(Page):
 
 def workspaces(service: Service, request: Request) -> Any:
     query, default = request.parsed_query(_Workspaces), _default(service)
-    shown = [default] if query.name in default["name"] and not query.offset else []
-    return {"total_count": 1, "count": len(shown), "workspaces": shown}
+    listed = [default] if query.name in default["name"] and not query.offset else []
+    return {"total_count": 1, "count": len(listed), "workspaces": listed}
 
 
 def workspace(service: Service, request: Request) -> Any:
@@ -40,8 +40,8 @@ def quotas(service: Service, request: Request) -> Any:
     """Return the quotas of the workspace: -1, because only the account's quotas apply."""
     _check(request)
     names = ("training_job.training_duration", "training_job.max_count")
-    shown = [{"resource": name, "quota": -1, "min_quota": -1, "used_quota": -1} for name in names]
-    return {"quotas": shown}
+    listed = [{"resource": name, "quota": -1, "min_quota": -1, "used_quota": -1} for name in names]
+    return {"quotas": listed}
 
 
 class _ActionRequest(Model):

@@ -41,13 +41,13 @@ def from_uri(
 
     The URI may end in options: ``?endpoint=URL&region=NAME&addressing=path|virtual&profile=NAME``.
     """
-    found = bucket_uri.read(uri)
+    bucket = bucket_uri.read(uri)
     if importlib.util.find_spec("boto3") is None:
         raise StoreError(
-            f"opening the store {found.root}: boto3 is not installed",
+            f"opening the store {bucket.root}: boto3 is not installed",
             hint="pip install 'cloudjob[s3]'",
         )
-    return S3Store(found, environ=environ, retry_s=retry_s)
+    return S3Store(bucket, environ=environ, retry_s=retry_s)
 
 
 class S3Store:
@@ -145,14 +145,14 @@ class S3Store:
 
     def list(self, prefix: str = "", *, with_unfinished: bool = False) -> Iterator[str]:
         doing = f"listing {prefix or 'keys'} in {self._uri.root}"
-        own = self._uri.key("")
+        root = self._uri.key("")
         # ListObjects, not V2: OBS sometimes leaves out the continuation token of V2.
         pages = self._client.get_paginator("list_objects").paginate(
             Bucket=self._uri.bucket, Prefix=self._uri.key(prefix)
         )
         end_s = time.monotonic() + self._retry_s + _LIST_S
         with errors.translate_errors(doing, self._uri):
-            found = []
+            keys_in_page = []
             for page in pages:
                 if time.monotonic() > end_s:
                     raise StoreError(f"{doing}: the list does not end within {_LIST_S:g} s")
@@ -160,11 +160,14 @@ class S3Store:
                     raise StoreError(
                         f"{doing}: the answer is not a list of keys", hint="is the endpoint right?"
                     )
-                found += [item["Key"] for item in page.get("Contents", [])]
+                keys_in_page += [item["Key"] for item in page.get("Contents", [])]
         # Some callers delete what is listed, and never anything else.
-        found = [key for key in found if key.startswith(self._uri.key(prefix))]
+        keys_in_page = [key for key in keys_in_page if key.startswith(self._uri.key(prefix))]
         # Sorted here: SeaweedFS lists the folder ``a/`` before ``a.txt``.
-        keys = (key.removeprefix(own) for key in sorted(found, key=lambda key: key.encode("utf-8")))
+        keys = (
+            key.removeprefix(root)
+            for key in sorted(keys_in_page, key=lambda key: key.encode("utf-8"))
+        )
         return (key for key in keys if with_unfinished or not files.is_temporary(key))
 
     def exists(self, key: str) -> bool:

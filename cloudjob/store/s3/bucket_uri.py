@@ -127,7 +127,7 @@ def _options(uri: str, query: str) -> dict[str, str]:
 def with_options(uri: str, options: Mapping[str, object]) -> str:
     """Return ``uri`` with these options added; options that it already has are kept."""
     where, _, query = uri.partition("?")
-    own = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-    given = {name: str(value) for name, value in options.items() if value not in ("", "auto")}
-    text = urllib.parse.urlencode({**given, **own}, safe=":/")
+    of_uri = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    chosen = {name: str(value) for name, value in options.items() if value not in ("", "auto")}
+    text = urllib.parse.urlencode({**chosen, **of_uri}, safe=":/")
     return f"{where}?{text}" if text else where

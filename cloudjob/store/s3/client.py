@@ -83,8 +83,8 @@ class Connection(NamedTuple):
             return times.seconds_of(self.keys.expires_at) if self.keys.token else 0.0
         # boto3 knows when keys from SSO, a role or credential_process expire.
         self.credentials.get_frozen_credentials()
-        known = getattr(self.credentials, "_expiry_time", None)
-        return float(known.timestamp()) if known else 0.0
+        expiry = getattr(self.credentials, "_expiry_time", None)
+        return float(expiry.timestamp()) if expiry else 0.0
 
 
 class Retries:
@@ -128,8 +128,8 @@ class Retries:
         """Wait, then return 0 to send the request again at once; return None to give up."""
         if response is not None:
             self.clock_ahead_s = errors.clock_ahead_s(response[0].headers.get("date", ""))
-        found = errors.transient_failure(response, caught_exception)
-        if not found:
+        failure = errors.transient_failure(response, caught_exception)
+        if not failure:
             return None
         now_s = time.monotonic()
         context = request_dict["context"]
@@ -139,7 +139,7 @@ class Retries:
         pause_s = min(_FIRST_PAUSE_S * 2 ** (attempts - 1), _MAX_PAUSE_S)
         if now_s + pause_s - failing_since_s > self._retry_s:
             return None
-        self._notices.report(began_s, f"asking {self._uri.root}: {found}")
+        self._notices.report(began_s, f"asking {self._uri.root}: {failure}")
         with self._aborted:
             if self._aborted.wait_for(lambda: self._aborts != aborts, pause_s):
                 raise StoreError(f"asking {self._uri.root}: interrupted")
@@ -165,7 +165,7 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
             aws_session_token=(keys and keys.token) or None,
         )
         credentials = session.get_credentials()
-        found = _endpoint(uri, environ, session)
+        address = _endpoint(uri, environ, session)
         bundle = certificates.bundle(
             environ, session._session.get_scoped_config().get("ca_bundle", "")
         )
@@ -173,18 +173,18 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
             certificates.check(bundle)
         client = session.client(
             "s3",
-            endpoint_url=found.url or None,
-            region_name=found.region,
+            endpoint_url=address.url or None,
+            region_name=address.region,
             verify=bundle.path if bundle else None,
-            config=_config(uri, found),
+            config=_config(uri, address),
         )
-        if not (uri.is_obs or found.url or _is_amazons(client.meta.endpoint_url)):
+        if not (uri.is_obs or address.url or _is_amazons(client.meta.endpoint_url)):
             # boto3 itself has found another endpoint in a section of the profile.
-            other = found._replace(url=client.meta.endpoint_url)
+            other = address._replace(url=client.meta.endpoint_url)
             client = session.client(
                 "s3",
                 endpoint_url=other.url,
-                region_name=found.region,
+                region_name=address.region,
                 verify=bundle.path if bundle else None,
                 config=_config(uri, other),
             )
@@ -193,7 +193,7 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
     if credentials is None:
         raise _unusable(uri, "no credentials in the environment or in a profile file")
     retries.register(client)
-    endpoint = found._replace(url=client.meta.endpoint_url)
+    endpoint = address._replace(url=client.meta.endpoint_url)
     return Connection(client, endpoint, credentials, keys, bundle)
 
 

@@ -133,16 +133,16 @@ def _failure(doing: str, meaning: _Meaning) -> StoreError:
 
 
 def _refused(doing: str, uri: BucketUri, response: Mapping[str, Any]) -> StoreError:
-    found, meta = response.get("Error", {}), response.get("ResponseMetadata", {})
+    error, meta = response.get("Error", {}), response.get("ResponseMetadata", {})
     status, headers = str(meta.get("HTTPStatusCode", "")), meta.get("HTTPHeaders", {})
     code, meaning = _code(response), _meaning(response)
-    region = headers.get("x-amz-bucket-region") or found.get("Region") or ""
+    region = headers.get("x-amz-bucket-region") or error.get("Region") or ""
     ahead_s = clock_ahead_s(headers.get("date", ""))
     reason = meaning.reason.format(
         region=region or "another region",
         skew=f"{abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}",
     )
-    reason = reason or str(found.get("Message", "")) or f"status {status}"
+    reason = reason or str(error.get("Message", "")) or f"status {status}"
     number = status if code in ("", status) else f"{status} {code}"
     kind = ObjectMissing if meaning is _MEANINGS["NoSuchKey"] else StoreError
     return kind(

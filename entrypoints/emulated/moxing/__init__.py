@@ -16,8 +16,8 @@ _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def _real_moxing() -> ModuleSpec | None:
     """Return the spec of MoXing on the rest of the path; ignore a folder that only has its name."""
     path = [folder for folder in sys.path if os.path.abspath(folder) != _FOLDER]
-    found = PathFinder.find_spec(__name__, path)
-    return found if found is not None and found.origin else None
+    spec = PathFinder.find_spec(__name__, path)
+    return spec if spec is not None and spec.origin else None
 
 
 def _become(real: ModuleSpec) -> None:

@@ -23,9 +23,9 @@ _OTHER_NAMES = {
 
 def variables_of(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the local cache and the access to OBS, from variables of the second version."""
-    found = {new: environ[name] for name, new in _OTHER_NAMES.items() if environ.get(name)}
-    found["DLS_LOCAL_CACHE_PATH"] = environ.get(_CACHE_HOME) or "/cache"
-    return found
+    values = {new: environ[name] for name, new in _OTHER_NAMES.items() if environ.get(name)}
+    values["DLS_LOCAL_CACHE_PATH"] = environ.get(_CACHE_HOME) or "/cache"
+    return values
 
 
 def variables(node: int, hosts: Sequence[str], addresses: Mapping[str, str]) -> dict[str, str]:
@@ -34,10 +34,10 @@ def variables(node: int, hosts: Sequence[str], addresses: Mapping[str, str]) -> 
     Args:
         addresses: The URIs of inputs and outputs by their names.
     """
-    found = {DLS_TASK_INDEX: str(node), "DLS_TASK_NUMBER": str(len(hosts))}
-    found.update({f"BATCH_CUSTOM{at}_HOSTS": f"{host}:{_PORT}" for at, host in enumerate(hosts)})
-    found[BATCH_CURRENT_HOST] = f"{hosts[node]}:{_PORT}"
+    values = {DLS_TASK_INDEX: str(node), "DLS_TASK_NUMBER": str(len(hosts))}
+    values.update({f"BATCH_CUSTOM{at}_HOSTS": f"{host}:{_PORT}" for at, host in enumerate(hosts)})
+    values[BATCH_CURRENT_HOST] = f"{hosts[node]}:{_PORT}"
     for name, variable in _ADDRESSES.items():
         if name in addresses:
-            found[variable] = addresses[name]
-    return found
+            values[variable] = addresses[name]
+    return values

@@ -252,8 +252,8 @@ def split(data: bytes) -> tuple[bytes, list[bytes]]:
     """Return whole lines of a log without the journal's, and the journal's without their mark."""
     if MARK not in data:
         return data, []
-    others, found = zip(*parts(data))
-    return b"".join(others), [line for line in found if line is not None]
+    others, journal_lines = zip(*parts(data))
+    return b"".join(others), [line for line in journal_lines if line is not None]
 
 
 def parts(data: bytes) -> Iterator[tuple[bytes, bytes | None]]:
@@ -417,8 +417,8 @@ def _column(column: Any, length: int) -> Sequence[Any]:
         return [column] * length
     if len(column) != length:
         raise ValueError("columns of different lengths")
-    found: Sequence[Any] = column
-    return found
+    typed: Sequence[Any] = column
+    return typed
 
 
 def _short(number: float | None) -> float | None:

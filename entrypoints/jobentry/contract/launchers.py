@@ -112,19 +112,19 @@ def needs_sshd(launcher: str, environ: Mapping[str, str]) -> bool:
     mpirun's daemons start over the control connection, unless the job's variables ``environ``
     configure the remote shell or enable tree spawn, in which daemons start each other.
     """
-    known = LAUNCHERS.get(launcher)
-    if known is None or known.needs_sshd:
+    kind = LAUNCHERS.get(launcher)
+    if kind is None or kind.needs_sshd:
         return True
-    return known.needs_mpi and asks_for_ssh(environ)
+    return kind.needs_mpi and asks_for_ssh(environ)
 
 
 def asks_for_ssh(environ: Mapping[str, str]) -> bool:
     """Whether the variables of a job configure mpirun's remote shell."""
     if any(name.endswith(_SSH_SUFFIXES) and "_MCA_" in name for name in environ):
         return True
-    given = (environ.get(name, "") for name in (names.OPENMPI_MCA_ARGS, names.OPENMPI_EXTRA_ARGS))
+    texts = (environ.get(name, "") for name in (names.OPENMPI_MCA_ARGS, names.OPENMPI_EXTRA_ARGS))
     # Quotes may be around a word or around a whole value.
-    arguments = re.sub("[\"']", " ", " ".join(given)).split()
+    arguments = re.sub("[\"']", " ", " ".join(texts)).split()
     pairs = zip(arguments, [*arguments[1:], ""])
     return any(
         name.endswith(_SSH_SUFFIXES) or (name.endswith("_no_tree_spawn") and value not in _YES)

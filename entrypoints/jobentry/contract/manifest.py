@@ -103,8 +103,8 @@ def key(node: int) -> str:
 
 def node_of(name: str) -> int:
     """Return the node whose manifest has this file name, -1 if it is not a manifest."""
-    found = re.match(r"node-(0|[1-9][0-9]{0,8})\.json\Z", name, re.ASCII)
-    return int(found.group(1)) if found else -1
+    match = re.match(r"node-(0|[1-9][0-9]{0,8})\.json\Z", name, re.ASCII)
+    return int(match.group(1)) if match else -1
 
 
 def version_key(node: int, sha256: str) -> str:
@@ -154,10 +154,10 @@ def load(data: bytes) -> Manifest:
     Raises:
         ManifestError: The bytes are not a manifest of a known format, or an entry is not valid.
     """
-    found = load_valid(data)
-    if found.refused:
-        raise ManifestError(f"it cannot be read: {found.refused[0]}")
-    return found.manifest
+    loaded = load_valid(data)
+    if loaded.refused:
+        raise ManifestError(f"it cannot be read: {loaded.refused[0]}")
+    return loaded.manifest
 
 
 def load_valid(data: bytes) -> Contents:
@@ -197,12 +197,12 @@ def _stored_file(value: object, refused: list[str]) -> StoredFile | None:
 
 def _others(value: dict[str, object], refused: list[str]) -> Others:
     def entries(kind: str, is_valid: Callable[[str, object], bool]) -> dict[str, Any]:
-        found = value.get(kind, {})
-        if not isinstance(found, dict):
+        section = value.get(kind, {})
+        if not isinstance(section, dict):
             refused.append(f"the entry {kind} is not valid")
             return {}
-        valid = {k: item for k, item in found.items() if is_name(k) and is_valid(k, item)}
-        bad = (name for name in found if name not in valid)
+        valid = {k: item for k, item in section.items() if is_name(k) and is_valid(k, item)}
+        bad = (name for name in section if name not in valid)
         refused.extend(f"the entry for {ascii(name)[:200]} is not valid" for name in bad)
         return valid
 
@@ -236,12 +236,12 @@ def _checked_file(value: dict[str, object]) -> StoredFile:
 
 def clashes(manifests: Iterable[Manifest]) -> dict[str, list[int]]:
     """Return the names for which nodes have stored different files, with those nodes."""
-    found: dict[str, dict[str, list[int]]] = {}
+    digests_of: dict[str, dict[str, list[int]]] = {}
     for manifest in manifests:
         for file in manifest.files:
-            found.setdefault(file.name, {}).setdefault(file.sha256, []).append(manifest.node)
+            digests_of.setdefault(file.name, {}).setdefault(file.sha256, []).append(manifest.node)
     return {
         name: sorted(node for nodes in versions.values() for node in nodes)
-        for name, versions in sorted(found.items())
+        for name, versions in sorted(digests_of.items())
         if len(versions) > 1
     }

@@ -60,15 +60,15 @@ class Splitter:
         """Return whole lines of the log, and those of the journal among them without their mark."""
         if not self._next and journal.MARK not in data:
             return data, []
-        others, found = [], []
+        others, masks = [], []
         for text, line in journal.parts(data):
             others.append(self._masked_lines(text) if self._next else text)
             match = _MASK.fullmatch(line) if line is not None else None
             if match is not None:
                 self._next[int(match[1])] = [int(text) for text in match[2].split(b",")]
             elif line is not None:
-                found.append(line)
-        return b"".join(others), found
+                masks.append(line)
+        return b"".join(others), masks
 
     def _masked_lines(self, text: bytes) -> bytes:
         """Return lines with their secrets masked; those after the last secret stay as they are."""

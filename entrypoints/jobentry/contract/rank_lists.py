@@ -10,11 +10,11 @@ _LIMIT = 100_000
 
 def ranges(numbers: Sequence[int]) -> str:
     """Return ascending numbers as text: ``0-3,7``."""
-    found = []
+    texts = []
     for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         run = [number for _, number in group]
-        found.append("%d-%d" % (run[0], run[-1]) if len(run) > 1 else "%d" % run[0])
-    return ",".join(found)
+        texts.append("%d-%d" % (run[0], run[-1]) if len(run) > 1 else "%d" % run[0])
+    return ",".join(texts)
 
 
 def numbers(text: str) -> list[int]:
@@ -23,11 +23,11 @@ def numbers(text: str) -> list[int]:
     Raises:
         ValueError: It is no such text, or has too many numbers.
     """
-    found: list[int] = []
+    ranks: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         begin, end = int(first), int(last or first)
-        if not 0 <= begin <= end < _LIMIT or len(found) > _LIMIT:
+        if not 0 <= begin <= end < _LIMIT or len(ranks) > _LIMIT:
             raise ValueError("not a list of ranks")
-        found += range(begin, end + 1)
-    return found
+        ranks += range(begin, end + 1)
+    return ranks

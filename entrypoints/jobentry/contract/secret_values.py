@@ -36,8 +36,8 @@ def secret_forms(values: Iterable[bytes]) -> tuple[bytes, ...]:
 
     With this order, a value inside another one is not replaced before it.
     """
-    found = {line.strip() for value in values for line in value.split(b"\n")}
-    forms = {form for line in found if _is_secret(line) for form in _forms(line)}
+    lines = {line.strip() for value in values for line in value.split(b"\n")}
+    forms = {form for line in lines if _is_secret(line) for form in _forms(line)}
     return tuple(sorted(forms, key=lambda form: (-len(form), form)))
 
 

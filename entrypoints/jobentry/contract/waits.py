@@ -279,8 +279,8 @@ def _library_cause(frames: Sequence[Frame]) -> Cause | None:
     if not frames:
         return None
     file = frames[0].file
-    found = (Cause(wait, text) for name, wait, text in _LIBRARY_CALLS if name.search(file))
-    return next(found, None)
+    causes = (Cause(wait, text) for name, wait, text in _LIBRARY_CALLS if name.search(file))
+    return next(causes, None)
 
 
 def _plain(name: str) -> str:

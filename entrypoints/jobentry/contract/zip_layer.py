@@ -53,9 +53,9 @@ def open_layer(file: IO[bytes], digest: str) -> Iterator[tuple[zipfile.ZipFile, 
         with refusing_bad_zip():
             _check_entries(archive)
             data = _manifest(archive)
-        found = hashlib.sha256(data).hexdigest()
-        if found != digest:
-            raise FormatError("its manifest has the digest %s, not %s" % (found, digest))
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != digest:
+            raise FormatError("its manifest has the digest %s, not %s" % (actual, digest))
         manifest = packages.load_manifest(data)
         if {*manifest.contents.values(), MANIFEST} != set(archive.namelist()):
             raise FormatError("its manifest and the zip file list different entries")

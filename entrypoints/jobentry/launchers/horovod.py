@@ -37,9 +37,9 @@ def mpi(site: Site, tool: Mpi, script_argv: Sequence[str]) -> Launch:
     Raises:
         ArgsError: The job sets another controller, or an mpirun option is invalid.
     """
-    own = _variables(site, "mpi")
-    node = site.node._replace(env_names=(*site.node.env_names, *own))
-    mpi_site = site._replace(node=node, environment={**site.environment, **own})
+    env = _variables(site, "mpi")
+    node = site.node._replace(env_names=(*site.node.env_names, *env))
+    mpi_site = site._replace(node=node, environment={**site.environment, **env})
     return mpirun.launch(mpi_site, tool, script_argv)
 
 
@@ -50,10 +50,10 @@ def gloo(site: Site, script_argv: Sequence[str]) -> Launch:
         ArgsError: The job sets another controller, or its port is invalid.
     """
     node, number = site.node, port(site)
-    own = {**_variables(site, "gloo"), **_rendezvous(site, number)}
+    env = {**_variables(site, "gloo"), **_rendezvous(site, number)}
     argv = program(site, script_argv)
     processes = [
-        rank_wrapper(site, node.node * node.slots + local, argv, {**own, **_position(node, local)})
+        rank_wrapper(site, node.node * node.slots + local, argv, {**env, **_position(node, local)})
         for local in range(node.slots)
     ]
     if node.is_head:
@@ -73,7 +73,7 @@ def elastic(site: Site, script_argv: Sequence[str]) -> Launch:
     variables = _variables(site, "gloo")
     if not node.is_head:
         return Launch((), most, is_everywhere=False)
-    own = {
+    driver_settings = {
         **variables,
         "HOROVOD_ELASTIC": "1",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": node.hosts[0],
@@ -82,7 +82,7 @@ def elastic(site: Site, script_argv: Sequence[str]) -> Launch:
         "members": site.paths.members,
         "shell": rsh_agent.argv(site.paths.agent),
         "wrapper": (*site.entry, "--rank", "--gloo", "--", *program(site, script_argv)),
-        "env": own,
+        "env": driver_settings,
         "slots": node.slots,
         "min_ranks": max(1, node.min_nodes) * node.slots,
         "max_ranks": most,
@@ -100,36 +100,36 @@ def elastic(site: Site, script_argv: Sequence[str]) -> Launch:
 
 def _variables(site: Site, controller: str) -> dict[str, str]:
     """Return the variables that select the controller, the same for all ranks."""
-    given = site.environment.get(CONTROLLER, controller).lower()
-    if given != controller:
-        other = _LAUNCHERS.get(given)
+    asked = site.environment.get(CONTROLLER, controller).lower()
+    if asked != controller:
+        other = _LAUNCHERS.get(asked)
         raise ArgsError(
             [
-                f"{CONTROLLER}={given[:80]}: the launcher {site.node.launcher} is for {controller}"
+                f"{CONTROLLER}={asked[:80]}: the launcher {site.node.launcher} is for {controller}"
                 + (f", and {other} for that" if other else "")
             ]
         )
-    found = {CONTROLLER: controller}
-    found[OPERATIONS] = site.environment.get(OPERATIONS, controller)
+    env = {CONTROLLER: controller}
+    env[OPERATIONS] = site.environment.get(OPERATIONS, controller)
     if TIMELINE in dict(site.node.outputs):
         # Horovod expects a file, but an output is a folder; only rank 0 writes the file.
-        found[TIMELINE] = site.paths.output(TIMELINE) + "/timeline.json"
-    return found
+        env[TIMELINE] = site.paths.output(TIMELINE) + "/timeline.json"
+    return env
 
 
 def _rendezvous(site: Site, number: int) -> Mapping[str, str]:
-    node, given = site.node, site.environment
-    found = {
+    node, environment = site.node, site.environment
+    env = {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": node.hosts[0],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(number),
         "HOROVOD_HOSTNAME": node.host,
         # Horovod's default of 30 s is too short for ranks with slow imports.
-        TIMEOUT_S: given.get(TIMEOUT_S, "%d" % max(30, node.start_timeout_s)),
+        TIMEOUT_S: environment.get(TIMEOUT_S, "%d" % max(30, node.start_timeout_s)),
     }
-    interface = given.get("HOROVOD_GLOO_IFACE", given.get(names.GLOO_SOCKET_IFNAME, ""))
+    interface = environment.get("HOROVOD_GLOO_IFACE", environment.get(names.GLOO_SOCKET_IFNAME, ""))
     if interface:
-        found["HOROVOD_GLOO_IFACE"] = interface
-    return found
+        env["HOROVOD_GLOO_IFACE"] = interface
+    return env
 
 
 def _position(node: NodeEnv, local: int) -> Mapping[str, str]:

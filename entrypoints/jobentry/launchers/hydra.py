@@ -34,11 +34,11 @@ def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[s
     node = site.node
     plain, binding = _options(site, mpi)
     environ = dict(site.environment)
-    own = {}
+    pinning = {}
     if mpi.family == INTEL_MPI:
-        own = {_PIN: environ.get(_PIN, "off")}
-    environ.update(own)
-    node = node._replace(env_names=(*node.env_names, *own))
+        pinning = {_PIN: environ.get(_PIN, "off")}
+    environ.update(pinning)
+    node = node._replace(env_names=(*node.env_names, *pinning))
     carried, notes = shared.carried(node, environ, plain)
     ranks = shared.ranks(node)
     shared.check_slots(ranks, node, plain)
@@ -76,9 +76,9 @@ def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[s
 
 def _options(site: Site, mpi: Mpi) -> tuple[list[Option], tuple[str, ...]]:
     """Return the job's mpirun options if Hydra supports all of them, and the binding arguments."""
-    given = site.node.open_mpi
-    bind_args = "--bind-to none" if given.bind_args is None else given.bind_args
-    settings = given._replace(mca_args=given.mca_args or "", bind_args=bind_args)
+    user_options = site.node.open_mpi
+    bind_args = "--bind-to none" if user_options.bind_args is None else user_options.bind_args
+    settings = user_options._replace(mca_args=user_options.mca_args or "", bind_args=bind_args)
     options = shared.user_options(site.node._replace(open_mpi=settings))
     binding = [option for option in options if option.name == "bind-to"]
     unsupported = [

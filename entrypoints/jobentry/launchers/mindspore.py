@@ -147,7 +147,7 @@ def _without_rank_table(site: Site) -> Site:
     is_platforms = posixpath.join(value, "").startswith(posixpath.join(PLATFORM_FOLDER, ""))
     if name in site.node.env_names or not is_platforms:
         return site
-    environment = {key: found for key, found in site.environment.items() if key != name}
+    environment = {key: content for key, content in site.environment.items() if key != name}
     return site._replace(environment=environment)
 
 

@@ -151,12 +151,12 @@ def user_options(node: NodeEnv) -> list[Option]:
     Raises:
         ArgsError: An option is invalid.
     """
-    given = node.open_mpi
+    open_mpi = node.open_mpi
     sources = (
-        (names.OPENMPI_BIND_ARGS, given.bind_args, DEFAULT_BIND_ARGS),
-        (names.OPENMPI_X_ARGS, given.x_args, DEFAULT_X_ARGS),
-        (names.OPENMPI_MCA_ARGS, given.mca_args, DEFAULT_MCA_ARGS),
-        (names.OPENMPI_EXTRA_ARGS, given.extra_args, DEFAULT_EXTRA_ARGS),
+        (names.OPENMPI_BIND_ARGS, open_mpi.bind_args, DEFAULT_BIND_ARGS),
+        (names.OPENMPI_X_ARGS, open_mpi.x_args, DEFAULT_X_ARGS),
+        (names.OPENMPI_MCA_ARGS, open_mpi.mca_args, DEFAULT_MCA_ARGS),
+        (names.OPENMPI_EXTRA_ARGS, open_mpi.extra_args, DEFAULT_EXTRA_ARGS),
     )
     options: list[Option] = []
     problems: list[str] = []
@@ -224,13 +224,13 @@ def carried(
     Args:
         plain: The options of mpirun; each ``x`` adds a variable.
     """
-    found = {
+    values = {
         name: value
         for name, value in environ.items()
         if env.is_carried(name, node) and env.is_name(name)
     }
     exported, notes = _exported(node, environ, plain)
-    return _past_open_mpi({**found, **exported}), notes
+    return _past_open_mpi({**values, **exported}), notes
 
 
 def _exported(

@@ -212,15 +212,15 @@ def _split(options: list[Option]) -> tuple[dict[tuple[str, str], str], list[Opti
 
 
 def _mca_argv(
-    node: NodeEnv, mpi: Mpi, given: Mapping[tuple[str, str], str], remote_shell: RemoteShell
+    node: NodeEnv, mpi: Mpi, parameters: Mapping[tuple[str, str], str], remote_shell: RemoteShell
 ) -> tuple[tuple[list[str], list[str]], list[str]]:
     """Return the arguments for the remote shell, those for all other parameters, and notes."""
     notes: list[str] = []
     values: dict[tuple[str, str], str] = {}
-    for (option, name), value in given.items():
-        known = _name_in(mpi.version, name)
-        if known:
-            values[(option, known)] = value
+    for (option, name), value in parameters.items():
+        name_there = _name_in(mpi.version, name)
+        if name_there:
+            values[(option, name_there)] = value
         else:
             notes.append(f"parameter {name}: left out, as Open MPI 5.0 does not have it")
     if node.control_dir and node.nodes == 1 and node.open_mpi.mca_args is None:

@@ -124,7 +124,7 @@ def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
         for process in plan.processes
     ]
     first = processes[0] if processes else {"argv": [], "env": {}}
-    shown: dict[str, Any] = {
+    values: dict[str, Any] = {
         "role": plan.role,
         "argv": first["argv"],
         "env": first["env"],
@@ -135,4 +135,4 @@ def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
         "cwd": plan.cwd,
         **({"notes": list(plan.notes)} if plan.notes else {}),
     }
-    return {**shown, "processes": processes} if len(processes) > 1 else shown
+    return {**values, "processes": processes} if len(processes) > 1 else values

@@ -114,12 +114,12 @@ def from_servers(servers: Sequence[Server]) -> Table:
         "status": COMPLETED,
         "version": "1.0",
         "server_count": str(len(listed)),
-        "server_list": [{"server_id": name, "device": found} for name, found in listed.items()],
+        "server_list": [{"server_id": name, "device": members} for name, members in listed.items()],
     }
     if all(pods):
         table["version"] = "1.2"
         table["super_pod_list"] = [
-            {"super_pod_id": pod, "server_list": found} for pod, found in pods.items()
+            {"super_pod_id": pod, "server_list": members} for pod, members in pods.items()
         ]
     elif any(pods):
         raise ArgsError(["some nodes name a super pod, and some do not"])
@@ -146,8 +146,8 @@ def _servers(groups: Sequence[Mapping[str, Any]]) -> list[Server]:
         Server(
             instance["server_id"],
             tuple(
-                Device(found["device_id"], found["device_ip"], found.get("super_device_id", ""))
-                for found in instance["devices"]
+                Device(device["device_id"], device["device_ip"], device.get("super_device_id", ""))
+                for device in instance["devices"]
             ),
             instance.get("super_pod_id", ""),
         )
@@ -162,8 +162,8 @@ def _ranked(
     nodes = [
         tuple(
             sorted(
-                (int(found["rank_id"]), Device(found["device_id"], found.get("device_ip", "")))
-                for found in server["device"]
+                (int(device["rank_id"]), Device(device["device_id"], device.get("device_ip", "")))
+                for device in server["device"]
             )
         )
         for server in servers

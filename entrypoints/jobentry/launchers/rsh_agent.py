@@ -84,5 +84,5 @@ def on_this_node(command: str, environ: Mapping[str, str]) -> str:
 
 def answer(lines: list[str], code: int | None) -> str:
     """Return the text for an agent's FIFO: lines to print and, unless it is None, the exit code."""
-    shown = "".join(f"say {line}\n" for line in lines)
-    return shown if code is None else f"{shown}exit {code}\n"
+    output = "".join(f"say {line}\n" for line in lines)
+    return output if code is None else f"{output}exit {code}\n"

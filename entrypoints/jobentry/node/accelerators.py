@@ -245,12 +245,12 @@ _NPU = re.compile(
 
 def read_npu_smi(text: str) -> tuple[Device, ...]:
     """Return the devices in the table that ``npu-smi info`` prints."""
-    found = []
+    devices = []
     for index, (_, power, heat, used, memory) in enumerate(_NPU.findall(text)):
         # Memory of the host's side and HBM; older chips have only the first.
         pairs = [pair for pair in re.findall(r"(\d+)\s*/\s*(\d+)", memory) if pair[1] != "0"]
         in_use, limit = pairs[-1] if pairs else ("", "")
-        found.append(
+        devices.append(
             Device(
                 "npu",
                 index,
@@ -262,7 +262,7 @@ def read_npu_smi(text: str) -> tuple[Device, ...]:
                 _value(heat),
             )
         )
-    return tuple(found)
+    return tuple(devices)
 
 
 def _value(text: str) -> float | None:

@@ -33,24 +33,24 @@ def carried() -> dict[int, int]:
 
     It is empty if the kernel does not tell.
     """
-    found: dict[int, int] = {}
+    bytes_of: dict[int, int] = {}
     with contextlib.suppress(OSError, struct.error):
         for family in (socket.AF_INET, socket.AF_INET6):
-            found.update(_of_family(family))
-    return found
+            bytes_of.update(_of_family(family))
+    return bytes_of
 
 
 def inodes(process: int) -> list[int]:
     """Return the inodes of the sockets that a process has open."""
     folder = "/proc/%d/fd" % process
-    found = []
+    numbers = []
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):
                 match = _INODE.match(os.readlink(os.path.join(folder, name)))
                 if match:
-                    found.append(int(match[1]))
-    return found
+                    numbers.append(int(match[1]))
+    return numbers
 
 
 def _of_family(family: int) -> Iterator[tuple[int, int]]:

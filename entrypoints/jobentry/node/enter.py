@@ -61,8 +61,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], bool, list[str]]:
 
 def node_dir_of(environ: Mapping[str, str]) -> str:
     """Return the folder of this node's entry, for a process that was started beside it."""
-    own = paths.node_dir(paths.home_of(environ), environ.get(names.CLOUDJOB_JOB, ""))
-    return environ.get(names.CLOUDJOB_NODE_DIR) or own
+    default = paths.node_dir(paths.home_of(environ), environ.get(names.CLOUDJOB_JOB, ""))
+    return environ.get(names.CLOUDJOB_NODE_DIR) or default
 
 
 def of_rank(node_dir: str, rank: int | None) -> Surroundings | None:

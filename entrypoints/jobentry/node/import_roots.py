@@ -56,8 +56,8 @@ def python_path(python: str, environment: Mapping[str, str], source: str, code: 
             log_message("warning: Python imports %s, which is not in the job's package" % path)
         elif root not in roots:
             roots.append(root)
-    known = environment.get("PYTHONPATH", "")
-    return os.pathsep.join([*roots, known] if known else roots)
+    existing = environment.get("PYTHONPATH", "")
+    return os.pathsep.join([*roots, existing] if existing else roots)
 
 
 def _imports(python: str, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -65,10 +65,10 @@ class Names(NamedTuple):
         """Whether the list selects the interface ``name``; ports are ignored."""
         if not self.items:
             return True
-        found = any(
+        is_listed = any(
             name == item if self.is_exact else name.startswith(item) for item, _ in self.items
         )
-        return found != self.is_exclude
+        return is_listed != self.is_exclude
 
 
 def parse(text: str) -> Names:
@@ -114,28 +114,28 @@ def _without_loopback(network: NodeNetwork) -> NodeNetwork:
     Sites that route to each machine give it its address on the loopback. By the name of that
     interface, libraries use 127.0.0.1 (NCCL, Gloo) or refuse it (Open MPI).
     """
-    own = network.route
+    route = network.route
     is_loopback_only = any(
-        item.is_loopback and item.name == own.interface for item in network.interfaces
+        item.is_loopback and item.name == route.interface for item in network.interfaces
     )
-    if not is_loopback_only or is_loopback(own.address):
+    if not is_loopback_only or is_loopback(route.address):
         return network
-    return network._replace(route=own._replace(interface=""))
+    return network._replace(route=route._replace(interface=""))
 
 
 def _own_address(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
     """Set the address of this node if nobody has, or if it is one that no other node can reach."""
-    given, own = environ.get(names.MA_CURRENT_IP, ""), network.route.address
-    if not own or (given and (not is_loopback(given) or is_loopback(own))):
+    address, route_address = environ.get(names.MA_CURRENT_IP, ""), network.route.address
+    if not route_address or (address and (not is_loopback(address) or is_loopback(route_address))):
         return Choice({})
     host = environ.get(names.MA_CURRENT_HOST_IP, "")
-    variables = {names.MA_CURRENT_IP: own}
+    variables = {names.MA_CURRENT_IP: route_address}
     if not host or is_loopback(host):
-        variables[names.MA_CURRENT_HOST_IP] = own
-    if not given:
+        variables[names.MA_CURRENT_HOST_IP] = route_address
+    if not address:
         return Choice(variables)
-    problem = f"{names.MA_CURRENT_IP}={given[:80]}: no other node can reach that address"
-    return Choice(variables, (_note(node, f"{problem}; using {own}"),))
+    problem = f"{names.MA_CURRENT_IP}={address[:80]}: no other node can reach that address"
+    return Choice(variables, (_note(node, f"{problem}; using {route_address}"),))
 
 
 def _sockets_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
@@ -146,18 +146,18 @@ def _sockets_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNet
             {names.NCCL_SOCKET_IFNAME: value},
             () if is_known else (_missing(node, names.NCCL_SOCKET_IFNAME, value, network),),
         )
-    own = network.route.interface
+    name = network.route.interface
     family = _family_of_nccl(node, environ, network)
     if origin is Origin.PLATFORM:
         kept = _of_platform(node, value, network)
         if kept.variables:
             return kept._replace(variables={**kept.variables, **family})
-        if own:
+        if name:
             problem = _problem(node, names.NCCL_SOCKET_IFNAME, value, "network interface", network)
-            text = f"{problem}; using {own}"
-            return Choice({names.NCCL_SOCKET_IFNAME: _for_nccl(own, network), **family}, (text,))
-    if own and (node.nodes > 1 or not _selected(value, network)):
-        return Choice({names.NCCL_SOCKET_IFNAME: _for_nccl(own, network), **family})
+            text = f"{problem}; using {name}"
+            return Choice({names.NCCL_SOCKET_IFNAME: _for_nccl(name, network), **family}, (text,))
+    if name and (node.nodes > 1 or not _selected(value, network)):
+        return Choice({names.NCCL_SOCKET_IFNAME: _for_nccl(name, network), **family})
     return Choice({names.NCCL_SOCKET_IFNAME: value} if value else {})
 
 
@@ -171,10 +171,10 @@ def _of_platform(node: NodeEnv, value: str, network: NodeNetwork) -> Choice:
         # NCCL compares beginnings, so that eth0 would also mean the VLAN eth0.100.
         selected, value = listed, "=" + ",".join(listed)
     variables = {names.NCCL_SOCKET_IFNAME: value}
-    own = network.route.interface
-    if node.nodes == 1 or not own or own in selected:
+    route = network.route.interface
+    if node.nodes == 1 or not route or route in selected:
         return Choice(variables)
-    text = f"{names.NCCL_SOCKET_IFNAME}={value} stays as the platform has set it, although {own}"
+    text = f"{names.NCCL_SOCKET_IFNAME}={value} stays as the platform has set it, although {route}"
     return Choice(variables, (_note(node, f"{text} leads to the other nodes"),))
 
 
@@ -206,11 +206,11 @@ def _sockets_by_name(
 ) -> Choice:
     """Set or check a list of full names, all of which must exist."""
     value, _ = _value(node, environ, name)
-    own = network.route.interface
+    route_name = network.route.interface
     if not value:
-        return Choice({name: own} if node.nodes > 1 and own else {})
-    known = {interface.name for interface in network.interfaces}
-    if known.issuperset(value.split(",")):
+        return Choice({name: route_name} if node.nodes > 1 and route_name else {})
+    names_here = {interface.name for interface in network.interfaces}
+    if names_here.issuperset(value.split(",")):
         return Choice({name: value})
     return Choice({name: value}, (_missing(node, name, value, network),))
 
@@ -250,26 +250,26 @@ def _sockets_of_open_mpi(
     Otherwise a rank tries every network that both nodes have, although each machine may have one
     of its own with the same address: an allreduce hangs (4.1.4 and 5.0.11, with a vboxnet0).
     """
-    own = network.route.interface
+    route_name = network.route.interface
     launcher = LAUNCHERS.get(node.launcher)
     has_mpirun = launcher is not None and launcher.needs_mpi
     starts_mpi = has_mpirun or node.launcher == "srun"
     # An mpirun of the script's own gets a list only if it has a choice: with another list on its
     # command line, it would refuse both. A list of the head would otherwise reach the workers.
-    if node.nodes == 1 or not own or not (starts_mpi or len(network.outward) > 1):
+    if node.nodes == 1 or not route_name or not (starts_mpi or len(network.outward) > 1):
         return Choice({})
-    given = mpi.given_parameters(node)
+    set_by_user = mpi.given_parameters(node)
     variables = {}
     # Daemons refuse to use the loopback only; on one machine they find each other.
     limits_daemons = has_mpirun and has_agent and not is_loopback(network.route.address)
     for variable, parameters in (_RANKS, *(_DAEMONS if limits_daemons else ())):
         prefix = variable[: variable.index("_MCA_")] + "_MCA_"
         is_set = any(
-            name in given or name in network.open_mpi_parameters or prefix + name in environ
+            name in set_by_user or name in network.open_mpi_parameters or prefix + name in environ
             for name in parameters
         )
         if not is_set:
-            variables[variable] = own
+            variables[variable] = route_name
     return Choice(variables)
 
 
@@ -279,56 +279,56 @@ def _name_for_horovod(node: NodeEnv, network: NodeNetwork) -> Choice:
     Its process sets ignore HOROVOD_GLOO_IFACE (0.28.1, ``GlooContext::InitializeForProcessSet``),
     and use the address of the node's own name.
     """
-    own = network.route.address
-    is_reachable = not network.name_is_loopback or is_loopback(own)
-    if node.launcher not in _HOROVOD_OVER_GLOO or not own or is_reachable:
+    address = network.route.address
+    is_reachable = not network.name_is_loopback or is_loopback(address)
+    if node.launcher not in _HOROVOD_OVER_GLOO or not address or is_reachable:
         return Choice({})
     text = f"its own name is a loopback address, which Horovod gives to the other nodes; {_HOROVOD}"
-    return Choice({}, (_note(node, text % own),))
+    return Choice({}, (_note(node, text % address),))
 
 
 def _value(node: NodeEnv, environ: Mapping[str, str], name: str) -> tuple[str, Origin]:
     """Return the value that the ranks would get, empty for none, and who has chosen it."""
-    given = mpi.exported_values(node).get(name)
-    if given is not None and node.open_mpi.x_args is not None:
-        return given, Origin.USER
+    exported = mpi.exported_values(node).get(name)
+    if exported is not None and node.open_mpi.x_args is not None:
+        return exported, Origin.USER
     if name in environ:
         value = environ[name]
-        if name in node.env_names or value not in (PRESET_SOCKET_IFNAME, given):
+        if name in node.env_names or value not in (PRESET_SOCKET_IFNAME, exported):
             return value, Origin.USER
-        return value, Origin.PLATFORM if value != given else Origin.DEFAULT
-    return given or "", Origin.DEFAULT
+        return value, Origin.PLATFORM if value != exported else Origin.DEFAULT
+    return exported or "", Origin.DEFAULT
 
 
 def _chosen_note(node: NodeEnv, network: NodeNetwork) -> tuple[str, ...]:
     """Return a line that names the chosen interface, if this node had a choice."""
-    own = network.route
-    others = [item.name for item in network.outward if item.name != own.interface]
-    if node.nodes == 1 or is_loopback(own.address):
+    route = network.route
+    others = [item.name for item in network.outward if item.name != route.interface]
+    if node.nodes == 1 or is_loopback(route.address):
         return ()
-    if not own.interface and own.address:
-        text = f"{own.address} leads to the other nodes, but it is an address of the loopback"
+    if not route.interface and route.address:
+        text = f"{route.address} leads to the other nodes, but it is an address of the loopback"
         return (_note(node, f"{text} interface, which libraries do not use; {_DUMMY}"),)
-    if not own.interface:
+    if not route.interface:
         text = "no interface leads to the other nodes"
         return (_note(node, text),) if network.outward else ()
-    text = f"{own.interface} ({own.address}) leads to the other nodes"
+    text = f"{route.interface} ({route.address}) leads to the other nodes"
     first = _first_address(network)
-    if first != own.address:
+    if first != route.address:
         # NCCL, Gloo and Open MPI look no further.
-        text += f", but libraries use the first address of {own.interface}, {first}"
+        text += f", but libraries use the first address of {route.interface}, {first}"
     elif others:
         text += f", so ranks do not use {_list(others)}"
-    return (_note(node, text),) if others or first != own.address else ()
+    return (_note(node, text),) if others or first != route.address else ()
 
 
 def _first_address(network: NodeNetwork) -> str:
     """Return the first address of the chosen interface, of the family of the chosen one."""
-    own = network.route
+    route = network.route
     for item in network.interfaces:
-        if item.name == own.interface:
-            return next(text for text in item.addresses if (":" in text) == (":" in own.address))
-    return own.address
+        if item.name == route.interface:
+            return next(text for text in item.addresses if (":" in text) == (":" in route.address))
+    return route.address
 
 
 def _note(node: NodeEnv, text: str) -> str:
@@ -346,12 +346,12 @@ def _problem(
     value: str,
     what: str,
     network: NodeNetwork,
-    known: Sequence[str] | None = None,
+    names_there: Sequence[str] | None = None,
 ) -> str:
-    shown = [item.name for item in network.interfaces] if known is None else known
+    listed = [item.name for item in network.interfaces] if names_there is None else names_there
     return "choosing the network: %s=%s: no such %s on node %d (%s), which has %s" % (
         *(name, value[:80], what, node.node, node.host),
-        _list(shown) or "none",
+        _list(listed) or "none",
     )
 
 
@@ -359,6 +359,6 @@ def _problem(
 _SHOWN = 8
 
 
-def _list(found: Sequence[str]) -> str:
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more
+def _list(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more

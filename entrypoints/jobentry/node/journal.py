@@ -109,8 +109,11 @@ class Journal:
     def phases(self) -> list[Phase]:
         """The last phase of each name so far; one that is running has no end."""
         with self._lock:
-            found = {**self._phases, **{name: each.phase() for name, each in self._open.items()}}
-        return sorted(found.values(), key=lambda phase: phase.started_at)
+            phases_by_name = {
+                **self._phases,
+                **{name: each.phase() for name, each in self._open.items()},
+            }
+        return sorted(phases_by_name.values(), key=lambda phase: phase.started_at)
 
     def begin(self, name: str, started_at: float | None = None) -> Transfer:
         """Begin a phase, by default now."""
@@ -324,6 +327,6 @@ def allowance_bytes(age_s: float) -> float:
 
     knee_s = _HOUR_S * RATE_BYTES / MIN_RATE_BYTES
     falling_s = min(max(age_s, _HOUR_S), knee_s)
-    found = BURST_BYTES + RATE_BYTES * min(age_s, _HOUR_S)
-    found += RATE_BYTES * _HOUR_S * log(falling_s / _HOUR_S)
-    return found + MIN_RATE_BYTES * max(0.0, age_s - knee_s)
+    allowance = BURST_BYTES + RATE_BYTES * min(age_s, _HOUR_S)
+    allowance += RATE_BYTES * _HOUR_S * log(falling_s / _HOUR_S)
+    return allowance + MIN_RATE_BYTES * max(0.0, age_s - knee_s)

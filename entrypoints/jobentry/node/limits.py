@@ -63,18 +63,18 @@ def hint(error: OSError, folders: Sequence[str]) -> str:
 
 def _is_full(folder: str) -> bool:
     try:
-        found = os.statvfs(folder)
+        space = os.statvfs(folder)
     except OSError:
         return False
-    has_inodes = found.f_favail > 0 or found.f_files == 0
-    return found.f_bavail * found.f_frsize < _MIB or not has_inodes
+    has_inodes = space.f_favail > 0 or space.f_files == 0
+    return space.f_bavail * space.f_frsize < _MIB or not has_inodes
 
 
 def _with_space(folder: str) -> str:
     try:
-        found = os.statvfs(folder)
+        space = os.statvfs(folder)
     except OSError:
         return folder
-    free_mib = found.f_bavail * found.f_frsize / _MIB
-    inodes = ", no free inodes" if found.f_files and not found.f_favail else ""
+    free_mib = space.f_bavail * space.f_frsize / _MIB
+    inodes = ", no free inodes" if space.f_files and not space.f_favail else ""
     return "%s (%.1f MiB free%s)" % (folder, free_mib, inodes)

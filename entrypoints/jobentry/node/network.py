@@ -104,7 +104,7 @@ def interface_with(address: str, interfaces: Sequence[Interface]) -> str:
     return ""
 
 
-def _route(node: NodeEnv, given: str, network: NodeNetwork) -> Route:
+def _route(node: NodeEnv, address: str, network: NodeNetwork) -> Route:
     """Return the way to the other nodes.
 
     Args:
@@ -112,31 +112,31 @@ def _route(node: NodeEnv, given: str, network: NodeNetwork) -> Route:
             physical machine, which no interface of a container has.
     """
     interfaces = network.interfaces
-    known = Route(interface_with(given, interfaces), given) if given else NOWHERE
-    is_known_outward = bool(known.interface) and not is_loopback(given)
+    stated = Route(interface_with(address, interfaces), address) if address else NOWHERE
+    is_known_outward = bool(stated.interface) and not is_loopback(address)
     if node.control_dir:
         # Emulated nodes, all on this machine.
-        return known if known.interface else _route_to("127.0.0.1", interfaces)
+        return stated if stated.interface else _route_to("127.0.0.1", interfaces)
     if node.nodes > 1:
-        is_open = len(network.outward) > 1 and not known.interface
+        is_open = len(network.outward) > 1 and not stated.interface
         peers = [host for host in node.hosts if host != node.host][:_PEERS]
-        found = _route_to_any(peers, interfaces, _PATIENCE_S if is_open else _QUICK_S)
-        if found.interface:
+        route = _route_to_any(peers, interfaces, _PATIENCE_S if is_open else _QUICK_S)
+        if route.interface:
             # Of several addresses of that interface, the platform's; also instead of a loopback, as
             # the hosts file of a copied machine gives one to the machine that it was copied from.
-            is_stale = is_known_outward and is_loopback(found.address)
-            return known if is_stale or known.interface == found.interface else found
+            is_stale = is_known_outward and is_loopback(route.address)
+            return stated if is_stale or stated.interface == route.interface else route
     if is_known_outward:
-        return known
+        return stated
     return _default_route(network)
 
 
 def _default_route(network: NodeNetwork) -> Route:
     """Return the way out of this machine, else the first network."""
     for outside in _OUTSIDE:
-        found = _route_to(outside, network.interfaces)
-        if found.interface:
-            return found
+        route = _route_to(outside, network.interfaces)
+        if route.interface:
+            return route
     for interface in network.outward or network.interfaces:
         return Route(interface.name, interface.addresses[0])
     return NOWHERE
@@ -169,12 +169,14 @@ def _route_to_any(
 
 def _route_to_host(host: str, interfaces: Sequence[Interface]) -> Route:
     with contextlib.suppress(OSError):
-        found = addresses_of(host)
+        addresses = addresses_of(host)
         if host != "localhost" and not is_loopback(host):
             # A stale hosts file may give another node an address of this one, like 127.0.1.1 or a
             # NAT's 10.0.2.15, which all virtual machines have.
-            found = [address for address in found if not interface_with(address, interfaces)]
-        ways = (_route_to(address, interfaces) for address in found)
+            addresses = [
+                address for address in addresses if not interface_with(address, interfaces)
+            ]
+        ways = (_route_to(address, interfaces) for address in addresses)
         return next((way for way in ways if way.interface), NOWHERE)
     return NOWHERE
 
@@ -200,14 +202,14 @@ def _route_to(address: str, interfaces: Sequence[Interface]) -> Route:
 
 def _interfaces() -> tuple[Interface, ...]:
     """Return the interfaces that are up and have an address, in the order of the kernel."""
-    found: dict[str, list[str]] = {}
+    addresses_of_name: dict[str, list[str]] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name, address in (*_ipv4_addresses(probe), *_ipv6_addresses()):
-            found.setdefault(name, []).append(address)
-        flags = {name: _flags(probe, name) for name in found}
+            addresses_of_name.setdefault(name, []).append(address)
+        flags = {name: _flags(probe, name) for name in addresses_of_name}
     return tuple(
         Interface(name, tuple(addresses), bool(flags[name] & _IS_LOOPBACK))
-        for name, addresses in found.items()
+        for name, addresses in addresses_of_name.items()
         if flags[name] & _IS_UP
     )
 
@@ -223,25 +225,25 @@ def _ipv4_addresses(probe: socket.socket) -> list[tuple[str, str]]:
     except OSError:
         return []
     entries = memoryview(room)[: struct.unpack("iP", answer)[0]]
-    found = []
+    pairs = []
     for at in range(0, len(entries), _ENTRY_BYTES):
         entry = bytes(entries[at : at + _ENTRY_BYTES])
         # An alias (eth0:1) is a second address of its interface.
         name = os.fsdecode(entry[:_NAME_BYTES].partition(b"\0")[0]).partition(":")[0]
-        found.append((name, socket.inet_ntoa(entry[_NAME_BYTES + 4 : _NAME_BYTES + 8])))
-    return found
+        pairs.append((name, socket.inet_ntoa(entry[_NAME_BYTES + 4 : _NAME_BYTES + 8])))
+    return pairs
 
 
 def _ipv6_addresses() -> list[tuple[str, str]]:
     """Return each address with its interface, without link-local ones."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
         for line in file:
             fields = line.split()
             if not fields[0].startswith("fe80"):
                 address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
-                found.append((fields[5], address))
-    return found
+                pairs.append((fields[5], address))
+    return pairs
 
 
 def mtu_bytes(name: str) -> int:
@@ -274,11 +276,11 @@ def _open_mpi_parameters(environ: Mapping[str, str]) -> frozenset[str]:
     root = "/" if prefix == "/usr" else prefix
     paths = [os.path.join(root, name) for name in _OPEN_MPI_FILES]
     paths.append(os.path.join(environ.get("HOME", "/"), _OWN_OPEN_MPI_FILE))
-    found = set()
+    names_of_parameters = set()
     for path in paths:
         with contextlib.suppress(OSError), open(path, "rb") as file:
             for line in file.read(_MAX_FILE_BYTES).decode("utf-8", "replace").splitlines():
                 name, equals, _ = line.partition("=")
                 if equals and not name.lstrip().startswith("#"):
-                    found.add(name.strip())
-    return frozenset(found)
+                    names_of_parameters.add(name.strip())
+    return frozenset(names_of_parameters)

@@ -108,8 +108,8 @@ class _Sampler:
             if len(indices) > MOST_NAMES:
                 break
             stacks.append(CountedStack(tuple(indices[frame] for frame in frames), wait, count))
-        shown = sum(each.looks for each in stacks)
-        missed = self._missed + sum(self._counts.values()) - shown
+        looks = sum(each.looks for each in stacks)
+        missed = self._missed + sum(self._counts.values()) - looks
         frames = tuple(indices)[:MOST_NAMES]
         return Profile(
             rank,
@@ -161,7 +161,7 @@ class _Sampler:
     @staticmethod
     def _job_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
         """Return the calls without ours, and without those that only start the script."""
-        shown = [frame for frame in frames if not is_ours(frame.file)]
-        while len(shown) > 1 and is_starter(shown[-1].file):
-            shown.pop()
-        return tuple(shown)
+        job_frames = [frame for frame in frames if not is_ours(frame.file)]
+        while len(job_frames) > 1 and is_starter(job_frames[-1].file):
+            job_frames.pop()
+        return tuple(job_frames)

@@ -51,21 +51,21 @@ def read_stacks(
     """
     native = NativeStacks()
     programs = {state.program for state in ranks.states().values() if not state.end}
-    found = []
+    processes = []
     for rank, members in sorted(RankProcesses(ranks, paths).members().items()):
-        own = sorted(members, key=lambda number: (number not in programs, number))
-        for process in own[:MOST_PROCESSES]:
+        in_order = sorted(members, key=lambda number: (number not in programs, number))
+        for process in in_order[:MOST_PROCESSES]:
             stacks = stacks_of(process, with_threads=with_threads)
             if stacks is not None:
                 threads, problem = stacks
                 if with_native or not any(thread.frames for thread in threads):
                     threads = tuple(_with_native(native, process, threads, with_threads))
                 command, is_program = _command(process), process in programs
-                found.append(
+                processes.append(
                     ProcessStacks(rank, node, process, command, is_program, threads, problem)
                 )
     linecache.clearcache()
-    return found
+    return processes
 
 
 def stacks_of(process: int, *, with_threads: bool) -> tuple[tuple[ThreadStack, ...], str] | None:
@@ -78,8 +78,8 @@ def stacks_of(process: int, *, with_threads: bool) -> tuple[tuple[ThreadStack, .
             return None
         return (ThreadStack(process, state, waits_in, False, ()),), str(error)
     main = [thread for thread in threads if thread.thread_id == process]
-    shown: Sequence[PythonThread] = threads if with_threads else (main or threads[:1])
-    return tuple(_thread(process, thread) for thread in shown[:MOST_THREADS]), ""
+    chosen: Sequence[PythonThread] = threads if with_threads else (main or threads[:1])
+    return tuple(_thread(process, thread) for thread in chosen[:MOST_THREADS]), ""
 
 
 def _with_native(
@@ -88,8 +88,10 @@ def _with_native(
     """Add their native calls to the threads of a process, and threads that run no Python."""
     yield from (_natively(native, process, thread) for thread in threads)
     others = linux.threads(process) if with_threads else []
-    known = {thread.thread for thread in threads}
-    for number in [other for other in others if other not in known][: MOST_THREADS - len(threads)]:
+    with_python = {thread.thread for thread in threads}
+    for number in [other for other in others if other not in with_python][
+        : MOST_THREADS - len(threads)
+    ]:
         state, waits_in = state_of(process, number)
         if state:
             yield _natively(native, process, ThreadStack(number, state, waits_in, False, ()))

@@ -66,12 +66,12 @@ class RankProcesses:
         if not states:
             return ()
         processes, members = self._members(states)
-        found = tuple(
+        samples = tuple(
             self._sample(rank, states[rank], members.get(rank, {}), elapsed_s)
             for rank in sorted(states)
         )
         self._ticks = {number: process.ticks for number, process in processes.items()}
-        return found
+        return samples
 
     def members(self) -> dict[int, dict[int, Process]]:
         """Return the processes of each rank that has any, without its wrapper."""
@@ -120,12 +120,12 @@ class RankProcesses:
             self._wrappers = wrappers
             self._foreign.clear()
         self._foreign.intersection_update(numbers)
-        found = {}
+        processes = {}
         for number in numbers:
             process = None if number in self._foreign else _process(number)
             if process is not None:
-                found[number] = process
-        return found
+                processes[number] = process
+        return processes
 
     def _by_rank(
         self, processes: dict[int, Process], states: Mapping[int, RankState]
@@ -133,16 +133,16 @@ class RankProcesses:
         """Return the processes of each rank, without its wrapper."""
         ranks = {state.wrapper: rank for rank, state in states.items()}
         owners: dict[int, int] = {}
-        found: dict[int, dict[int, Process]] = {}
+        processes_of: dict[int, dict[int, Process]] = {}
         for number in processes:
             rank = self._owner(number, processes, ranks)
             if rank is None:
                 self._foreign.add(number)
             elif number not in ranks:
                 owners[number] = rank
-                found.setdefault(rank, {})[number] = processes[number]
+                processes_of.setdefault(rank, {})[number] = processes[number]
         self._owners = owners
-        return found
+        return processes_of
 
     def _owner(
         self, number: int, processes: dict[int, Process], ranks: dict[int, int]

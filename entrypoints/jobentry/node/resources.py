@@ -106,14 +106,14 @@ class Resources:
         )
 
     def _pressure(self) -> list[float]:
-        found: list[float] = []
+        averages: list[float] = []
         for name, kinds in (("cpu", 1), ("memory", 2), ("io", 2)):
             text = self._group.pressure(name) or _text(f"{self._proc}/pressure/{name}")
             numbers = re.findall(rb"avg10=([0-9.]+)", text)[:kinds]
             if len(numbers) < kinds:
                 return []
-            found += [float(number) for number in numbers]
-        return found
+            averages += [float(number) for number in numbers]
+        return averages
 
 
 # ---- control groups ------------------------------------------------------------------------------
@@ -265,10 +265,10 @@ def _cpu(text: bytes) -> list[float]:
 
 
 def _memory(text: bytes) -> list[float]:
-    found = dict(re.findall(rb"^(MemTotal|MemAvailable): +(\d+) kB", text, re.M))
-    if len(found) < 2:
+    sizes = dict(re.findall(rb"^(MemTotal|MemAvailable): +(\d+) kB", text, re.M))
+    if len(sizes) < 2:
         return []
-    total, free = int(found[b"MemTotal"]), int(found[b"MemAvailable"])
+    total, free = int(sizes[b"MemTotal"]), int(sizes[b"MemAvailable"])
     return [(total - free) / 1024, total / 1024]
 
 
@@ -280,11 +280,11 @@ def _disk(text: bytes) -> list[float]:
 
 def _space(folder: str) -> list[float]:
     try:
-        found = os.statvfs(folder)
+        space = os.statvfs(folder)
     except OSError:
         return []
-    blocks = (found.f_blocks - found.f_bavail, found.f_blocks)
-    return [count * found.f_frsize / _MIB for count in blocks] if found.f_blocks else []
+    blocks = (space.f_blocks - space.f_bavail, space.f_blocks)
+    return [count * space.f_frsize / _MIB for count in blocks] if space.f_blocks else []
 
 
 def _network(text: bytes) -> list[float]:
@@ -294,15 +294,15 @@ def _network(text: bytes) -> list[float]:
 
 
 def _rdma_ports(sys_: str) -> list[str]:
-    found = []
+    ports = []
     top = sys_ + "/class/infiniband"
     with contextlib.suppress(OSError):
         for device in os.listdir(top):
             for port in os.listdir(f"{top}/{device}/ports"):
                 folder = f"{top}/{device}/ports/{port}/counters"
                 if os.path.exists(folder + "/port_rcv_data"):
-                    found.append(folder)
-    return found
+                    ports.append(folder)
+    return ports
 
 
 def _increase(last: list[float], now: list[float]) -> list[float]:

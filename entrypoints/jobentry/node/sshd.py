@@ -172,11 +172,11 @@ def _public_key(key: str) -> str:
         capture_output=True,
         check=False,
     )
-    found: list[str] = done.stdout.decode("ascii", "replace").split()
-    if done.returncode or len(found) < 2:
+    words: list[str] = done.stdout.decode("ascii", "replace").split()
+    if done.returncode or len(words) < 2:
         problem = done.stderr.decode("utf-8", "replace").strip() or "it is empty"
         raise SshError(f"reading the key of the job: {problem}")
-    return f"{found[0]} {found[1]}"
+    return f"{words[0]} {words[1]}"
 
 
 def _tmp() -> str:

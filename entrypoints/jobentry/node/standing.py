@@ -362,13 +362,13 @@ class StandingRanks:
             members = self._processes.members()
             before, self._carried = self._carried, connections.carried()
             for number, rank in old.items():
-                own = members.get(number, {})
-                sockets = {inode for process in own for inode in connections.inodes(process)}
+                processes = members.get(number, {})
+                sockets = {inode for process in processes for inode in connections.inodes(process)}
                 rank.carried += sum(
                     self._carried[each] - before.get(each, 0)
                     for each in sockets & set(self._carried)
                 )
-                self._note_usage(rank, own, now_s)
+                self._note_usage(rank, processes, now_s)
         for number, rank in old.items():
             if rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
                 self._name(number, rank, now_s)
@@ -393,8 +393,8 @@ class StandingRanks:
     def _name(self, number: int, rank: _Rank, now_s: float) -> None:
         """Read the calls of a rank with their names; go to the program that it waits for."""
         assert rank.target is not None
-        found = stacks_of(rank.target.process, with_threads=False)
-        thread = next(iter(found[0]), None) if found else None
+        stacks = stacks_of(rank.target.process, with_threads=False)
+        thread = next(iter(stacks[0]), None) if stacks else None
         if thread is None or thread.thread != rank.target.process:
             return
         if not thread.frames or cause_of(thread).wait in _UNCLEAR:
@@ -419,8 +419,8 @@ class StandingRanks:
     def _loader_of(self, process: int) -> str:
         """Return what the first process that loads data for this one does in the job's own code."""
         for child in self._children(process):
-            found = stacks_of(child, with_threads=False)
-            for thread in found[0] if found else ():
+            stacks = stacks_of(child, with_threads=False)
+            for thread in stacks[0] if stacks else ():
                 place = place_in_child(thread.frames)
                 if place is not None:
                     return f"its process {child} is in {_where(place)}, {cause_of(thread).text}"
@@ -443,9 +443,9 @@ class StandingRanks:
 
     def _report(self, now_s: float) -> None:
         standing = [
-            found
+            report
             for number, rank in sorted(self._states.items())
-            if (found := self._standing(number, rank, now_s)) is not None
+            if (report := self._standing(number, rank, now_s)) is not None
         ]
         standing = self._compared(standing, now_s)
         # What changes all the time is only sent with the rest.
@@ -465,10 +465,10 @@ class StandingRanks:
             self._asked_at_s = now_s
             self._launched = self._by_rank(self._devices.ask())
         computes = any(map(_computes, devices)) if devices else None
-        found = ((each, self._launched.get(each.rank, Launched())) for each in standing)
+        pairs = ((each, self._launched.get(each.rank, Launched())) for each in standing)
         return [
             each._replace(computes=computes, progress=launched.progress, missing=launched.missing)
-            for each, launched in found
+            for each, launched in pairs
         ]
 
     def _by_rank(self, launched: Mapping[int, Launched]) -> dict[int, Launched]:

@@ -51,9 +51,9 @@ def find_tools(
     interpreter = _interpreter(node, path)
     if not interpreter and not is_dry_run:
         raise EntryError("looking for python: not found on PATH", exits.NOT_FOUND)
-    own = os.path.abspath(sys.argv[0]) if is_dry_run else _entry(node, environment)
+    entry_path = os.path.abspath(sys.argv[0]) if is_dry_run else _entry(node, environment)
     mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else Mpi("", ())
-    entry = (sys.executable, "-I", "-S", own)
+    entry = (sys.executable, "-I", "-S", entry_path)
     table = _rank_table(node, environment, is_dry_run=is_dry_run)
     return plan.Tools(mpi, interpreter or "python3", entry, table)
 

@@ -52,8 +52,8 @@ def read(uri: str) -> bytes:
 
 def stat(uri: str) -> Entry:
     """Return the metadata of one object; raise ``ObjectMissing`` if it does not exist."""
-    found: Entry = _object(uri).stat()
-    return found._replace(uri=uri)
+    entry: Entry = _object(uri).stat()
+    return entry._replace(uri=uri)
 
 
 def put(path: str, uri: str, *, below: str = "", progress: Progress = no_progress) -> None:
@@ -83,8 +83,8 @@ def delete(uri: str, *, below: str = "") -> None:
 
 def list(prefix: str) -> Iterator[Entry]:
     """Yield the objects whose URI begins with ``prefix``, with names relative to it."""
-    found: Iterator[Entry] = _module(prefix).listed(prefix)
-    return found
+    entries: Iterator[Entry] = _module(prefix).listed(prefix)
+    return entries
 
 
 def is_folder(uri: str) -> bool:
@@ -133,5 +133,5 @@ def _object(uri: str, below: str = "") -> Any:
 def _signed_addresses() -> dict[str, str]:
     """Return the signed URLs that replace a store's keys, by the URIs of the objects."""
     text = private_environ.environ().get(names.CLOUDJOB_SIGNED_URIS, "")
-    found: dict[str, str] = json.loads(text) if text else {}
-    return found
+    addresses: dict[str, str] = json.loads(text) if text else {}
+    return addresses

@@ -65,11 +65,11 @@ def access(environ: Mapping[str, str], scheme: str) -> Access:
 
 def _endpoint(environ: Mapping[str, str], scheme: str) -> tuple[str, bool]:
     """Return the endpoint, and whether it is the platform's own."""
-    own = environ.get(names.CLOUDJOB_S3_ENDPOINT, "")
+    endpoint = environ.get(names.CLOUDJOB_S3_ENDPOINT, "")
     platforms = environ.get("S3_ENDPOINT", "")
     aws = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", "")
-    if own or (aws and not (scheme == "obs" and platforms)):
-        return own or aws, False
+    if endpoint or (aws and not (scheme == "obs" and platforms)):
+        return endpoint or aws, False
     return platforms, bool(platforms)
 
 
@@ -137,10 +137,10 @@ def keys(environ: Mapping[str, str]) -> Keys | None:
     uri = environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")
     if not uri:
         return _keys_of_file(environ)
-    found, until = _of_role.get(uri, (None, 0.0))
+    keys_of_uri, until = _of_role.get(uri, (None, 0.0))
     if time.time() >= until:
-        found, until = _of_role[uri] = _keys_of_role(uri, environ)
-    return found
+        keys_of_uri, until = _of_role[uri] = _keys_of_role(uri, environ)
+    return keys_of_uri
 
 
 # The keys of each role's endpoint, and when to replace them.
@@ -164,8 +164,10 @@ def _keys_of_role(uri: str, environ: Mapping[str, str]) -> tuple[Keys, float]:
     text = client.send(lambda: request, lambda response: response.read(), doing)
     try:
         values = json.loads(text)
-        found = Keys(values["AccessKeyId"], values["SecretAccessKey"], values.get("Token", ""))
-        return found, _expiry(values.get("Expiration", "")) - _EXPIRY_MARGIN_S
+        keys_of_role = Keys(
+            values["AccessKeyId"], values["SecretAccessKey"], values.get("Token", "")
+        )
+        return keys_of_role, _expiry(values.get("Expiration", "")) - _EXPIRY_MARGIN_S
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ObjectError(f"{doing}: the answer contains no keys") from error
 

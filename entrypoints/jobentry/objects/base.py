@@ -83,11 +83,11 @@ def reason_of(error: BaseException) -> str:
     return str(text).lower()
 
 
-def check_digest(uri: str, found: str, expected: str) -> None:
+def check_digest(uri: str, actual: str, expected: str) -> None:
     """Raise ``ObjectDamaged`` if the digest of what was fetched is not the expected one."""
-    if found != expected:
+    if actual != expected:
         raise ObjectDamaged(
-            f"fetching {uri}: its digest is {found}, not {expected}",
+            f"fetching {uri}: its digest is {actual}, not {expected}",
             "it was damaged in transit or in the store, or is another version: store it again",
         )
 
@@ -137,18 +137,18 @@ def make_folders(folder: str) -> list[str]:
 
     ``os.makedirs`` is recursive, and fails at a depth of a thousand.
     """
-    missing, made = [], []
+    missing, created = [], []
     while not os.path.isdir(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)
     for folder in reversed(missing):
         try:
             os.mkdir(folder)
-            made.append(folder)
+            created.append(folder)
         except FileExistsError as error:
             if not os.path.isdir(folder):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
-    return made
+    return created
 
 
 def in_parallel(

@@ -276,9 +276,9 @@ class _AnyStatus(urllib.request.HTTPErrorProcessor):
 def _opener(request: Request) -> urllib.request.OpenerDirector:
     """Return an opener for the request, with the proxy that the environment names."""
     environ = private_environ.environ()
-    own = tuple(environ.get(name, "") for name in _BUNDLES)
+    bundles = tuple(environ.get(name, "") for name in _BUNDLES)
     trusted = environ.get(names.CLOUDJOB_CA_CERTIFICATES, "")
-    context = _context(trusted, own, is_verified=request.is_verified)
+    context = _context(trusted, bundles, is_verified=request.is_verified)
     return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _AnyStatus)
 
 

@@ -109,10 +109,10 @@ class FileObject:
     def stat(self) -> Entry:
         """Return the metadata of the object; a folder is not an object."""
         with translated("looking for", self.uri):
-            found = os.stat(self._path)
-        if not stat.S_ISREG(found.st_mode):
+            status = os.stat(self._path)
+        if not stat.S_ISREG(status.st_mode):
             raise ObjectMissing(f"looking for {self.uri}: no such file")
-        return _entry("", self._path, found)
+        return _entry("", self._path, status)
 
     def put(self, path: str, progress: Progress = no_progress) -> None:
         """Store the file at ``path`` as the object."""
@@ -155,9 +155,9 @@ class FileObject:
     @contextlib.contextmanager
     def _stored(self) -> Iterator[IO[bytes]]:
         """Yield a new file that, on success, becomes the object and survives a crash."""
-        for made in make_folders(self._root):
-            above = os.path.dirname(made)
-            os.chmod(made, 0o777 if is_open(os.stat(above)) else 0o700)
+        for new_folder in make_folders(self._root):
+            above = os.path.dirname(new_folder)
+            os.chmod(new_folder, 0o777 if is_open(os.stat(above)) else 0o700)
             with folder_below(above, "") as folder:
                 sync(folder)
         with folder_below(self._root, self._above, makes=True, shares=True) as folder:
@@ -187,23 +187,25 @@ def listed(prefix: str) -> Iterator[Entry]:
             return
         for file in _files_below(folder):
             name = file[len(path) :]
-            found = _stat(file) if file.startswith(path) else None
-            if found is not None and stat.S_ISREG(found.st_mode):
-                yield _entry(name, file, found)
-            elif file.startswith(path) and (found is not None or os.path.islink(file)):
+            status = _stat(file) if file.startswith(path) else None
+            if status is not None and stat.S_ISREG(status.st_mode):
+                yield _entry(name, file, status)
+            elif file.startswith(path) and (status is not None or os.path.islink(file)):
                 left_out.append(name)
     if left_out:
-        shown = ", ".join(left_out[:_SHOWN_NAMES]) + (", ..." if left_out[_SHOWN_NAMES:] else "")
+        names_left_out = ", ".join(left_out[:_SHOWN_NAMES]) + (
+            ", ..." if left_out[_SHOWN_NAMES:] else ""
+        )
         # A link that leads nowhere, a pipe, a device.
-        log_message("%s: left out, as there is no file on this node: %s" % (prefix, shown))
+        log_message("%s: left out, as there is no file on this node: %s" % (prefix, names_left_out))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder or a link to one; ``is_dir`` fails for a link to itself."""
     if not entry.is_symlink():
         return entry.is_dir()
-    found = _stat(entry.path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    status = _stat(entry.path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _stat(path: str) -> os.stat_result | None:
@@ -226,8 +228,8 @@ def _files_below(top: str) -> Iterator[str]:
         if not path.endswith("/"):
             yield path
             continue
-        found = os.stat(path)
-        identity = (found.st_dev, found.st_ino)
+        status = os.stat(path)
+        identity = (status.st_dev, status.st_ino)
         if identity in above:
             raise ObjectError(f"listing {path}: a link leads back to a folder above it")
         with os.scandir(path) as children:
@@ -238,9 +240,9 @@ def _files_below(top: str) -> Iterator[str]:
         ]
 
 
-def _entry(name: str, path: str, found: os.stat_result) -> Entry:
-    tag = "%d-%d" % (found.st_dev, found.st_ino)
-    return Entry(name, uri_of(path), found.st_size, tag, found.st_mtime_ns)
+def _entry(name: str, path: str, status: os.stat_result) -> Entry:
+    tag = "%d-%d" % (status.st_dev, status.st_ino)
+    return Entry(name, uri_of(path), status.st_size, tag, status.st_mtime_ns)
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

@@ -133,8 +133,8 @@ class RemoteObject(abc.ABC):
 
         def take(response: HTTPResponse) -> int:
             """Return the offset of the first byte that is missing."""
-            found = response.headers.get("content-range", "")
-            if response.headers.get("etag", tag) != tag or f"bytes {offset}-" not in found:
+            range_text = response.headers.get("content-range", "")
+            if response.headers.get("etag", tag) != tag or f"bytes {offset}-" not in range_text:
                 raise self._changed()
             at = offset
             try:

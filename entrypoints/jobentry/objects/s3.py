@@ -103,10 +103,10 @@ class S3Object(RemoteObject):
         target.request(Call("copying", "PUT", (("x-amz-copy-source", copy_source),)), _values)
 
     def _signed(self, call: Call) -> client.Request:
-        found = access.access(private_environ.environ(), self.scheme)
-        scheme, _, host = found.endpoint.partition("://")
+        settings = access.access(private_environ.environ(), self.scheme)
+        scheme, _, host = settings.endpoint.partition("://")
         path = "/" + sigv4.encoded(self._utf8_key(), "/")
-        if found.addressing == "virtual":
+        if settings.addressing == "virtual":
             host = f"{self.bucket}.{host}"
         else:
             path = f"/{self.bucket}{path}"
@@ -116,16 +116,18 @@ class S3Object(RemoteObject):
             digest = md5(call.body).digest()
             headers["Content-MD5"] = base64.b64encode(digest).decode("ascii")
         # OBS refuses a digest in the signature, and an encrypted connection needs none.
-        is_unsigned = found.is_obs or scheme == "https"
+        is_unsigned = settings.is_obs or scheme == "https"
         payload = sigv4.UNSIGNED if is_unsigned else hashlib.sha256(call.body).hexdigest()
         keys = _keys()
         if keys is not None:
-            scope = sigv4.Scope(found.region, time.strftime(sigv4.MOMENT, time.gmtime()))
+            scope = sigv4.Scope(settings.region, time.strftime(sigv4.MOMENT, time.gmtime()))
             request = sigv4.Request(call.method, path, call.query, headers)
             headers = sigv4.headers(request, keys, scope, payload)
         query = sigv4.query_text(call.query)
         url = f"{scheme}://{host}{path}" + ("?" + query if query else "")
-        return client.Request(call.method, url, headers, call.body, is_verified=found.is_verified)
+        return client.Request(
+            call.method, url, headers, call.body, is_verified=settings.is_verified
+        )
 
     def _utf8_key(self) -> bytes:
         try:
@@ -157,10 +159,10 @@ def check(uri: str) -> None:
 
 def object_at(uri: str) -> S3Object:
     """Return the object of a URI."""
-    found = _located(uri)
-    if not found.key:
+    target = _located(uri)
+    if not target.key:
         raise ObjectError(f"looking for {uri}: it names a bucket, not an object")
-    return found
+    return target
 
 
 def listed(prefix: str) -> Iterator[Entry]:
@@ -174,8 +176,8 @@ def listed(prefix: str) -> Iterator[Entry]:
     while True:
         query = [("prefix", top.key), ("encoding-type", "url"), ("max-keys", "1000")]
         query += [("marker", marker)] if marker else []
-        found, is_truncated = top.with_key("").request(Call("listing", query=query), _page)
-        for entry in found:
+        entries, is_truncated = top.with_key("").request(Call("listing", query=query), _page)
+        for entry in entries:
             key = entry.name
             if not key.startswith(top.key):
                 raise ObjectError(
@@ -184,11 +186,11 @@ def listed(prefix: str) -> Iterator[Entry]:
             yield entry._replace(name=key[len(top.key) :], uri=top.with_key(key).uri)
         if not is_truncated:
             return
-        if found[-1].name == marker:
+        if entries[-1].name == marker:
             raise ObjectError(
                 f"listing {prefix}: the next page does not continue where the last one ended"
             )
-        marker = found[-1].name
+        marker = entries[-1].name
 
 
 def _page(response: HTTPResponse) -> tuple[list[Entry], bool]:

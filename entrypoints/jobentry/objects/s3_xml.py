@@ -52,11 +52,11 @@ def page(data: bytes) -> tuple[list[Entry], bool]:
     # Some servers percent-encode the keys although XML could hold them, and report that.
     is_encoded = result.get("EncodingType", "") == "url"
     decoded = partial(unquote_plus, errors="surrogateescape") if is_encoded else str
-    found = [_entry(_fields(child), decoded) for child in root if _name(child) == "Contents"]
+    entries = [_entry(_fields(child), decoded) for child in root if _name(child) == "Contents"]
     is_truncated = result.get("IsTruncated", "").strip().lower() == "true"
-    if is_truncated and not found:
+    if is_truncated and not entries:
         raise XmlError("the list is incomplete, and empty")
-    return found, is_truncated
+    return entries, is_truncated
 
 
 def when(text: str) -> int:

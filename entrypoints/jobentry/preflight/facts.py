@@ -116,7 +116,7 @@ def _address(interface: Interface, network: NodeNetwork) -> str:
 def resolve(node: NodeEnv, others: Sequence[int], limit_s: float) -> tuple[Name, ...]:
     """Return the addresses of these nodes' names; those not looked up in time are left out."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    found: queue.SimpleQueue[Name] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[Name] = queue.SimpleQueue()
     for each in others:
         waiting.put(each)
 
@@ -127,7 +127,7 @@ def resolve(node: NodeEnv, others: Sequence[int], limit_s: float) -> tuple[Name,
                 addresses: list[str] = []
                 with contextlib.suppress(OSError):
                     addresses = addresses_of(node.hosts[number])
-                found.put(Name(number, tuple(dict.fromkeys(addresses))))
+                answers.put(Name(number, tuple(dict.fromkeys(addresses))))
 
     for _ in range(min(_LOOK_UP_THREADS, len(others))):
         threading.Thread(target=look_up, daemon=True).start()
@@ -135,7 +135,7 @@ def resolve(node: NodeEnv, others: Sequence[int], limit_s: float) -> tuple[Name,
     results: list[Name] = []
     with contextlib.suppress(queue.Empty):
         while len(results) < len(others):
-            results.append(found.get(timeout=max(0.0, deadline_s - time.monotonic())))
+            results.append(answers.get(timeout=max(0.0, deadline_s - time.monotonic())))
     return tuple(sorted(results))
 
 

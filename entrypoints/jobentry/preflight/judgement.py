@@ -154,11 +154,11 @@ def _links(nodes: Sequence[NodeFacts], setting: Setting) -> list[Finding]:
         broken = [each for each in broken if not _is_of(each, side)]
     return [
         finding._replace(
-            nodes=tuple(sorted(node for node, _ in found)),
+            nodes=tuple(sorted(node for node, _ in pairs)),
             # For several nodes, which others have tried each of them says little.
-            text=finding.text if len(found) > 1 else f"{finding.text} ({found[0][1]})",
+            text=finding.text if len(pairs) > 1 else f"{finding.text} ({pairs[0][1]})",
         )
-        for finding, found in alike.items()
+        for finding, pairs in alike.items()
     ]
 
 
@@ -479,9 +479,9 @@ def _note(subject: Subject, node: NodeFacts, text: str) -> Finding:
 def _nodes(numbers: Sequence[int], count: int) -> str:
     if len(numbers) > _NEEDS_TWO and len(numbers) >= count - 1:
         return "all other nodes"
-    shown = ", ".join(str(number) for number in numbers[:8])
+    listed = ", ".join(str(number) for number in numbers[:8])
     more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-    return ("node " if len(numbers) == 1 else "nodes ") + shown + more
+    return ("node " if len(numbers) == 1 else "nodes ") + listed + more
 
 
 def size_text(size_bytes: int) -> str:

@@ -85,8 +85,8 @@ class NodePreflight:
             self.close()
             return
 
-        def answer(found: Any) -> None:
-            on_done({"number": values.get("number"), "found": found})
+        def answer(result: Any) -> None:
+            on_done({"number": values.get("number"), "found": result})
 
         try:
             threading.Thread(target=lambda: answer(self._step(values)), daemon=True).start()

@@ -172,7 +172,7 @@ class _Connection:
 
 
 def reach(
-    targets: Sequence[Target], key: bytes, node: int, own: Sequence[str], limit_s: float
+    targets: Sequence[Target], key: bytes, node: int, addresses: Sequence[str], limit_s: float
 ) -> list[Result]:
     """Try all targets at once, with a large message to each; return what came of it.
 
@@ -181,7 +181,7 @@ def reach(
         limit_s: Seconds after which what has not answered counts as silent.
     """
     with selectors.DefaultSelector() as selector:
-        attempts = [_Attempt(target, key, node, own, selector) for target in targets]
+        attempts = [_Attempt(target, key, node, addresses, selector) for target in targets]
         deadline_s = time.monotonic() + limit_s
         has_time = True
         while has_time and any(attempt.result is None for attempt in attempts):
@@ -201,12 +201,12 @@ class _Attempt:
         target: Target,
         key: bytes,
         node: int,
-        own: Sequence[str],
+        addresses: Sequence[str],
         selector: selectors.BaseSelector,
     ) -> None:
         self.result: Result | None = None
         self._target = target
-        self._is_own_address = target.endpoint.address in own
+        self._is_own_address = target.endpoint.address in addresses
         self._selector = selector
         self._is_connected = False
         self._round_trip_us = 0

@@ -142,7 +142,7 @@ class _Starter:
 
     def _variables(self, slot: Any, member: Member) -> list[str]:
         local = slot.local_rank
-        own = {
+        variables = {
             "HOROVOD_HOSTNAME": slot.hostname,
             "HOROVOD_RANK": slot.rank,
             "HOROVOD_SIZE": slot.size,
@@ -153,7 +153,7 @@ class _Starter:
             # Horovod may renumber a running rank; this number, used for its log, stays.
             "CLOUDJOB_RANK": member.node * self._settings["slots"] + local,
         }
-        return ["%s=%s" % item for item in {**self._env, **own}.items()]
+        return ["%s=%s" % item for item in {**self._env, **variables}.items()]
 
     def _start(self, member: Member, wrapper: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
         """Start a rank wrapper; return the local process and the process group on its node.
@@ -193,8 +193,8 @@ def _group(lines: Iterable[bytes]) -> int:
         _, mark, text = line.partition(_MARK.encode())
         if mark and text.strip().isdigit():
             return int(text)
-        shown = line.decode("utf-8", "replace").strip()
-        sys.stderr.write(f"the shell of a node prints: {shown}\n")
+        printed = line.decode("utf-8", "replace").strip()
+        sys.stderr.write(f"the shell of a node prints: {printed}\n")
     return 0
 
 

@@ -93,9 +93,9 @@ def _run(script: str, module: ModuleType) -> BaseException | None:
         exec(compile(text, module.__file__ or "", "exec", dont_inherit=True), module.__dict__)
     except SystemExit as error:
         # Without its traceback, which would keep the objects of the script's functions alive.
-        found = _Exit(error.code)
-        found.reason = _reason(error) if _code(error.code) else ""
-        return found
+        error_of_script = _Exit(error.code)
+        error_of_script.reason = _reason(error) if _code(error.code) else ""
+        return error_of_script
     except BaseException as error:  # noqa: BLE001 (any exception ends the script)
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         return error
@@ -123,9 +123,9 @@ def _reason(error: SystemExit) -> str:
             return ": error: {}".format(frame.f_locals.get("message", ""))
         if function == ("click.core", "main"):
             # click 8.5 exits after it has handled the exception, which this method shows.
-            shown: Any = getattr(frame.f_locals.get("report"), "__self__", None)
-            if hasattr(shown, "format_message"):
-                return f": error: {shown.format_message()}"
+            report: Any = getattr(frame.f_locals.get("report"), "__self__", None)
+            if hasattr(report, "format_message"):
+                return f": error: {report.format_message()}"
         traceback = traceback.tb_next
     handled = None if error.__suppress_context__ else error.__context__
     return "" if handled is None else " while handling " + _line(handled)
@@ -161,22 +161,22 @@ def _note_started() -> list[tuple[str, Callable[[], int | None]]]:
     """Note the commands that the script starts from now on, each with its exit code."""
     import subprocess
 
-    found: list[tuple[str, Callable[[], int | None]]] = []
+    programs: list[tuple[str, Callable[[], int | None]]] = []
     system, start = os.system, subprocess.Popen.__init__
 
     def noted_system(command: Any) -> int:
         status = system(command)
-        found.append((os.fsdecode(command), lambda: status >> 8 or -(status & 0x7F)))
+        programs.append((os.fsdecode(command), lambda: status >> 8 or -(status & 0x7F)))
         return status
 
     def noted_start(process: Any, args: Any, *others: Any, **named: Any) -> None:
         start(process, args, *others, **named)
         argv = args if isinstance(args, (list, tuple)) else [args]
-        found.append((" ".join(map(os.fsdecode, argv)), process.poll))
+        programs.append((" ".join(map(os.fsdecode, argv)), process.poll))
 
     os.system = noted_system
     subprocess.Popen.__init__ = noted_start  # type: ignore[assignment]
-    return found
+    return programs
 
 
 def _fail_with(end: _EndReport, started: list[tuple[str, Callable[[], int | None]]]) -> None:

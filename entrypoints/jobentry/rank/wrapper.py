@@ -106,11 +106,11 @@ def rank_environment(session: Mapping[str, str], node: Mapping[str, str]) -> dic
         node: The variables of this node's entry, which win for those that differ between nodes.
     """
     result = dict(node)
-    own = names.PER_NODE.union(names.CHANGED_BY_OPEN_MPI)
+    of_rank = names.PER_NODE.union(names.CHANGED_BY_OPEN_MPI)
     for name, value in session.items():
         if name.startswith(names.CLOUDJOB_EXACT_) or (name in _SESSION and node):
             continue
-        if name not in own or name not in node:
+        if name not in of_rank or name not in node:
             result[name] = value
     for name, value in session.items():
         if name.startswith(names.CLOUDJOB_EXACT_):
@@ -290,15 +290,15 @@ def _has_ended(child: int, statuses: list[int]) -> bool:
 
 def _ended() -> list[tuple[int, int]]:
     """Return process id and status of each child that has ended, including adopted ones."""
-    found: list[tuple[int, int]] = []
+    processes: list[tuple[int, int]] = []
     while True:
         try:
             process, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             process = 0
         if not process:
-            return found
-        found.append((process, status))
+            return processes
+        processes.append((process, status))
 
 
 def _wait_for_rest(node_dir: str, rank: int, wake: int) -> tuple[int, int]:
@@ -329,12 +329,12 @@ def _left_running() -> list[str]:
     A child with its own session is a daemon, meant to outlive its parent, so it is not waited for.
     """
     command_lines = []
-    own = (os.getpid(), os.getsid(0))
+    us = (os.getpid(), os.getsid(0))
     for process in linux.processes():
         try:
             parent, _, session = linux.stat(process)[1:4]
             # Includes children that have just ended; the next call of ``_ended`` reaps them.
-            if (int(parent), int(session)) == own:
+            if (int(parent), int(session)) == us:
                 command_line = linux.read(process, "cmdline")[:200].replace(b"\0", b" ")
                 command_lines.append(command_line.decode("utf-8", "replace").strip())
         except (OSError, ValueError):

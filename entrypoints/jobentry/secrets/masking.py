@@ -57,11 +57,13 @@ def find(data: bytes, before: bytes = b"", *, is_part: bool = False) -> list[Ran
         is_part: Whether more of the last line follows, so that a secret may begin at its end.
     """
     whole = before + data if before else data
-    found = [each for value in _values if value in whole for each in _occurrences(whole, value)]
+    ranges_of_secrets = [
+        each for value in _values if value in whole for each in _occurrences(whole, value)
+    ]
     if is_part:
-        found += _prefix_at_end(whole)
+        ranges_of_secrets += _prefix_at_end(whole)
     merged: list[Range] = []
-    for start, end in sorted(found):
+    for start, end in sorted(ranges_of_secrets):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
@@ -88,9 +90,9 @@ def _prefix_at_end(data: bytes) -> Iterator[Range]:
 
 def _secrets(environ: Mapping[str, str]) -> Iterator[bytes]:
     """Yield the values of secrets."""
-    known = (*environ.get(names.CLOUDJOB_SECRET_NAMES, "").split(), *names.STORE_KEYS)
+    secret_names = (*environ.get(names.CLOUDJOB_SECRET_NAMES, "").split(), *names.STORE_KEYS)
     for name, value in environ.items():
-        if name in known or (is_secret_name(name) and not os.path.exists(value)):
+        if name in secret_names or (is_secret_name(name) and not os.path.exists(value)):
             yield os.fsencode(value)
     key = environ.get(names.CLOUDJOB_SSH_KEY, "")
     if key:

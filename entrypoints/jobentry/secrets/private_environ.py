@@ -44,9 +44,9 @@ def take_keys() -> bool:
     except OSError:
         return False
     # The file may be half written.
-    found = variables.load(data) if data.endswith(b"\0") else {}
-    if set(found) != set(variable_names.STORE_KEYS) or found.items() <= environ().items():
+    values = variables.load(data) if data.endswith(b"\0") else {}
+    if set(values) != set(variable_names.STORE_KEYS) or values.items() <= environ().items():
         return False
-    _values.update(found)
+    _values.update(values)
     masking.mask_secrets_of(environ())
     return True

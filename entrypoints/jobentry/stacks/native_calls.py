@@ -158,7 +158,7 @@ def _stack(memory: Memory, process: int, thread: int, *, may_stop: bool) -> tupl
             return registers, stack
     if not may_stop:
         raise UnreadableError("it runs")
-    return registers_of_running(thread, lambda found: _innermost_part(memory, found.stack))
+    return registers_of_running(thread, lambda registers: _innermost_part(memory, registers.stack))
 
 
 def _innermost_part(memory: Memory, address: int) -> bytes:
@@ -176,7 +176,7 @@ def _innermost_part(memory: Memory, address: int) -> bytes:
 
 
 def _return_addresses(memory: Memory, stack: bytes, code: _Code) -> list[int]:
-    found = []
+    addresses = []
     for (word,) in struct.iter_unpack("<Q", stack[: len(stack) - len(stack) % 8]):
         address = word & _ADDRESS_BITS if _IS_ARM else word
         if code.part_at(address - _CALL_BYTES) is None:
@@ -187,8 +187,8 @@ def _return_addresses(memory: Memory, stack: bytes, code: _Code) -> list[int]:
             continue
         if (is_arm_call if _IS_ARM else is_intel_call)(before):
             # The instruction behind a call that never returns belongs to another function.
-            found.append(address - 1)
-    return found
+            addresses.append(address - 1)
+    return addresses
 
 
 def is_intel_call(before: bytes) -> bool:

@@ -120,7 +120,7 @@ class Interpreter:
         Raises:
             UnreadableError: The process ended, or never stood still long enough.
         """
-        found = []
+        result = []
         kernel_ids = _kernel_ids(self._memory.process)
         for state in self._thread_states():
             try:
@@ -129,10 +129,10 @@ class Interpreter:
             except UnreadableError:
                 # The thread may just have ended.
                 continue
-            found.append(PythonThread(thread_id, frames, is_moving))
-        if not found:
+            result.append(PythonThread(thread_id, frames, is_moving))
+        if not result:
             raise UnreadableError("no thread of it stood still for long enough")
-        return sorted(found, key=lambda thread: thread.thread_id != self._memory.process)
+        return sorted(result, key=lambda thread: thread.thread_id != self._memory.process)
 
     def main_thread(self) -> int:
         """Return the address of the state of the main thread, which it keeps.

@@ -90,10 +90,10 @@ def _trace(
         if ptrace(_SEIZE, thread, None, None) == 0 and ptrace(_INTERRUPT, thread, None, None) == 0:
             os.waitpid(thread, _ALL_CHILDREN)
             ptrace(_REGISTERS, thread, _GENERAL, ctypes.addressof(target))
-            found = Registers(stack=values[stack_at], instruction=values[instruction_at])
-            stack = read_stack(found)
+            registers = Registers(stack=values[stack_at], instruction=values[instruction_at])
+            stack = read_stack(registers)
             ptrace(_DETACH, thread, None, None)
-            _write(writer, struct.pack("<QQ", *found) + stack)
+            _write(writer, struct.pack("<QQ", *registers) + stack)
     finally:
         os._exit(0)
 

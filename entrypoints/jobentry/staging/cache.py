@@ -74,9 +74,9 @@ class Cache:
 
     def _evict(self) -> None:
         """Remove the least recently used files until the cache is within its limit."""
-        found = sorted(self._files())
-        total = sum(size for _, size, _ in found)
-        for _, size, path in found:
+        files = sorted(self._files())
+        total = sum(size for _, size, _ in files)
+        for _, size, path in files:
             if total <= self._limit_bytes:
                 return
             with contextlib.suppress(OSError):

@@ -148,10 +148,10 @@ def _opened(path: str, layer: packages.Layer) -> Iterator[_Layer]:
     with contextlib.ExitStack() as opened:
         try:
             file = opened.enter_context(open(path, "rb"))
-            found = opened.enter_context(open_layer(file, layer.digest))
+            layer_and_manifest = opened.enter_context(open_layer(file, layer.digest))
         except FormatError as error:
             raise _DamagedError(layer.key, str(error)) from error
-        yield _Layer(layer.key, *found)
+        yield _Layer(layer.key, *layer_and_manifest)
 
 
 # ---- checks before unpacking ---------------------------------------------------------------------
@@ -160,9 +160,9 @@ def _opened(path: str, layer: packages.Layer) -> Iterator[_Layer]:
 def _tree(layers: Sequence[_Layer], digest: str, limit_bytes: int) -> dict[str, Entry]:
     """Return the tree that the layers make, after verifying that it is the one that was sent."""
     tree = packages.merge(layer.manifest for layer in layers)
-    found = packages.tree_digest(tree.values())
-    if found != digest:
-        raise UnpackError("verify code: digest of the tree is %s, not %s" % (found, digest))
+    actual = packages.tree_digest(tree.values())
+    if actual != digest:
+        raise UnpackError("verify code: digest of the tree is %s, not %s" % (actual, digest))
     for entry in tree.values():
         problem = _problem(entry, tree)
         if problem:

@@ -109,9 +109,9 @@ def _files(uri: str, target: str) -> Iterator[_File]:
     missing = objects.ObjectMissing(f"listing {objects.shown(uri)}: there are none")
     if not uri.endswith("/"):
         try:
-            found = objects.stat(uri)
-            if found.size_bytes != 0 or not _has_objects_below(uri):
-                yield _File(found, target)
+            stored = objects.stat(uri)
+            if stored.size_bytes != 0 or not _has_objects_below(uri):
+                yield _File(stored, target)
                 return
         except objects.ObjectMissing as error:
             missing = error

@@ -74,7 +74,7 @@ class OutputFolder:
             OSError: The folder itself cannot be read, which must not look like an empty one.
         """
         os.listdir(self.path)
-        found: dict[str, Stamp] = {}
+        stamp_of: dict[str, Stamp] = {}
         others = _Others({}, {}, {}, {})
         # Not recursive, as Python's recursion limit is about a thousand folders.
         waiting = [""]
@@ -88,7 +88,7 @@ class OutputFolder:
             others.left_out.update({parent + name: manifest.RESERVED for name in reserved})
             for name in (parent + name for name in names):
                 try:
-                    self._note(name, found, others)
+                    self._note(name, stamp_of, others)
                 except OSError as error:
                     problems.append(f"{self.path_of(name)}: {reason_of(error)}")
             kept = [parent + name for name in folders if parent + name != manifest.FOLDER]
@@ -97,16 +97,16 @@ class OutputFolder:
         if os.path.lexists(os.path.join(self.path, manifest.FOLDER)):
             others.left_out[manifest.FOLDER] = manifest.RESERVED
         self.others = Others(*others)
-        return found
+        return stamp_of
 
-    def _note(self, name: str, found: dict[str, Stamp], others: _Others) -> None:
+    def _note(self, name: str, stamp_of: dict[str, Stamp], others: _Others) -> None:
         """Add a file to ``found``, and anything else to ``others``."""
         path = self.path_of(name)
         stamp = _stamp(path)
         is_link = os.path.islink(path)
         target = _target_inside(self.path, name) if is_link else ""
         if stamp is not None and stamp != self.ignored.get(name):
-            found[name] = stamp
+            stamp_of[name] = stamp
             others.modes[name] = _mode(path)
             others.left_out.update({name: manifest.COPIED} if is_link and not target else {})
         if target:
@@ -166,8 +166,8 @@ def _children(folder: str) -> tuple[list[str], list[str], list[str]]:
     folders: list[str] = []
     others: list[str] = []
     reserved: list[str] = []
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as entries:
+        for entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
             names = folders if is_folder else others
             (reserved if entry.name.startswith(TEMPORARY) else names).append(entry.name)
@@ -214,8 +214,8 @@ def _target_inside(top: str, name: str) -> str:
     inside = _inside(top, os.path.normpath(path + os.path.basename(target)))
     if inside is None:
         return ""
-    found = os.path.relpath(inside or ".", os.path.dirname(name) or ".")
-    return found if manifest.is_link(name, found) else ""
+    relative = os.path.relpath(inside or ".", os.path.dirname(name) or ".")
+    return relative if manifest.is_link(name, relative) else ""
 
 
 def _inside(top: str, path: str) -> str | None:

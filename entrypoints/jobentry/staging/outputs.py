@@ -145,11 +145,11 @@ class Outputs:
         for output in self._all:
             try:
                 read = output.store.read_all(range(self._node.nodes))
-                found = manifest.clashes(one.manifest for one in read)
+                names_of_clashes = manifest.clashes(one.manifest for one in read)
             except objects.ObjectError as error:
                 log_message(f"comparing the outputs {output.name} of all nodes: {error}")
                 continue
-            for name, nodes in list(found.items())[:5]:
+            for name, nodes in list(names_of_clashes.items())[:5]:
                 listed = ", ".join(str(node) for node in nodes)
                 problems.append(
                     f"uploading the output {output.name}: nodes {listed} all wrote {name!r},"
@@ -208,25 +208,27 @@ class _Output:
             )
         with translated("creating the folder", self.folder.path):
             os.makedirs(self.folder.path, exist_ok=True)
-        own = self.store.read(self._node.node)
-        for problem in own.refused:
+        contents = self.store.read(self._node.node)
+        for problem in contents.refused:
             log_message(f"output {self.name}: its manifest of an earlier run: {problem}")
-        self.store.listed = {file.name: Version(file, None) for file in own.manifest.files}
-        self.store.others = own.others
+        self.store.listed = {file.name: Version(file, None) for file in contents.manifest.files}
+        self.store.others = contents.others
         if self._node.restore_outputs == env.RESTORE_NONE:
-            self._earlier = own.others._replace(left_out={})
+            self._earlier = contents.others._replace(left_out={})
         if self._node.restore_outputs != env.RESTORE_NONE:
-            self._restore(own)
+            self._restore(contents)
         self.store.write_manifest(self.store.listed)
 
-    def _restore(self, own: Contents) -> None:
+    def _restore(self, contents: Contents) -> None:
         """Restore the files of an earlier run; a file that exists locally stays."""
-        found = [own._replace(manifest=own.manifest._replace(node=self._node.node))]
+        all_contents = [
+            contents._replace(manifest=contents.manifest._replace(node=self._node.node))
+        ]
         if self._node.restore_outputs == env.RESTORE_ALL:
-            found += self.store.read_all(sorted(self.store.nodes() - {self._node.node}))
+            all_contents += self.store.read_all(sorted(self.store.nodes() - {self._node.node}))
         files: dict[str, tuple[int, StoredFile]] = {}
         modes: dict[str, int] = {}
-        for one in found:
+        for one in all_contents:
             modes = {**one.others.modes, **modes}
             for file in one.manifest.files:
                 # A script could mistake an incomplete file for a checkpoint.
@@ -236,7 +238,7 @@ class _Output:
             [partial(self._restore_file, *files[name], modes.get(name, 0)) for name in files],
             _THREADS,
         )
-        for one in found:
+        for one in all_contents:
             self._restore_others(one.others)
         if files:
             total = sum(file.size_bytes for _, file in files.values())
@@ -361,10 +363,10 @@ class _Output:
         committed_at = time.monotonic()
         while batches:
             names = batches.pop(0)
-            found = self._store_all(names, seen)
-            problems += found
+            problems_now = self._store_all(names, seen)
+            problems += problems_now
             if has_ended is not None:
-                held |= {unit(name) for name in names if found and "/" in name}
+                held |= {unit(name) for name in names if problems_now and "/" in name}
                 if has_ended.is_set():
                     return problems
             if _is_due(committed_at, batches, seen):

@@ -31,10 +31,10 @@ def addresses_of(host: str) -> list[str]:
         OSError: The name does not resolve.
     """
     try:
-        found = socket.getaddrinfo(plain_name(host), ANY_PORT, type=socket.SOCK_DGRAM)
+        infos = socket.getaddrinfo(plain_name(host), ANY_PORT, type=socket.SOCK_DGRAM)
     except UnicodeError as error:
         raise OSError(f"not a host name: {host[:80]!r}") from error
-    return [str(item[4][0]) for item in sorted(found, key=lambda item: item[0] != socket.AF_INET)]
+    return [str(item[4][0]) for item in sorted(infos, key=lambda item: item[0] != socket.AF_INET)]
 
 
 def plain_name(host: str) -> str | bytes:

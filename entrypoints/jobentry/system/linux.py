@@ -20,10 +20,10 @@ def prctl() -> Callable[[int, int], None]:
     try:
         import ctypes
 
-        found = ctypes.CDLL(None).prctl
+        call = ctypes.CDLL(None).prctl
     except (ImportError, OSError, AttributeError):
         return lambda option, value: None
-    return lambda option, value: found(option, value, 0, 0, 0)
+    return lambda option, value: call(option, value, 0, 0, 0)
 
 
 def processes() -> list[int]:

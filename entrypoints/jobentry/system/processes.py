@@ -12,12 +12,12 @@ from jobentry.system import linux
 
 def children() -> list[int]:
     """Return the child processes of this process."""
-    found = []
+    child_ids = []
     for process in linux.processes():
         with contextlib.suppress(OSError, IndexError):
             if int(linux.stat(process)[1]) == os.getpid():
-                found.append(process)
-    return found
+                child_ids.append(process)
+    return child_ids
 
 
 def adopt_orphans() -> None:
@@ -25,7 +25,7 @@ def adopt_orphans() -> None:
     linux.prctl()(linux.ADOPT_ORPHANS, 1)
 
 
-def reap(own: Collection[int]) -> None:
+def reap(kept: Collection[int]) -> None:
     """Reap the children that have ended, except ``own``, which other code waits for.
 
     Otherwise a script that runs for days and keeps starting programs could fill the process table:
@@ -33,7 +33,7 @@ def reap(own: Collection[int]) -> None:
     container's init.
     """
     for child in children():
-        if child not in own:
+        if child not in kept:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
 
@@ -41,10 +41,10 @@ def reap(own: Collection[int]) -> None:
 def sweep(keep: Collection[int] = ()) -> None:
     """Kill our descendants, except the processes in ``keep``."""
     for _ in range(100):
-        found = [child for child in children() if child not in keep]
-        if not found:
+        processes = [child for child in children() if child not in keep]
+        if not processes:
             return
-        for child in found:
+        for child in processes:
             with contextlib.suppress(OSError):
                 os.kill(child, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):

@@ -78,15 +78,15 @@ def test_a_failed_job_is_a_status_or_an_error_with_its_exit_code():
 
 def test_a_job_is_found_from_another_process_and_cancelled(project: Path):
     job = submit("--wait-for", "nothing")
-    found = cloudjob.attach(job.handle)
+    attached = cloudjob.attach(job.handle)
 
     with pytest.raises(cloudjob.WaitTimeout, match="the job continues") as caught:
-        found.wait(timeout_s=0)
+        attached.wait(timeout_s=0)
     assert isinstance(caught.value, TimeoutError)
     assert caught.value.hint == f"cloudjob.attach({job.id!r}).wait() waits for its end"
     assert [each.id for each in cloudjob.jobs(name="train*")] == [job.id]
     assert not cloudjob.jobs(name="other")[:1]
-    found.cancel(is_urgent=True)
+    attached.cancel(is_urgent=True)
     assert job.wait(timeout_s=LIMIT_S).state is cloudjob.JobState.CANCELLED
     [listed] = cloudjob.jobs(backend="process", state=["CANCELLED"], since="1h", limit=1)
     assert listed.is_over
@@ -127,16 +127,17 @@ def test_jobs_are_submitted_and_waited_for_from_asyncio():
 
 def test_one_job_is_used_by_several_threads_at_once():
     job = submit()
-    found: list[cloudjob.JobStatus] = []
+    statuses: list[cloudjob.JobStatus] = []
     threads = [
-        threading.Thread(target=lambda: found.append(job.wait(timeout_s=LIMIT_S))) for _ in range(4)
+        threading.Thread(target=lambda: statuses.append(job.wait(timeout_s=LIMIT_S)))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
 
-    assert [status.state for status in found] == ["SUCCEEDED"] * 4
+    assert [status.state for status in statuses] == ["SUCCEEDED"] * 4
 
 
 def test_a_notebook_shows_a_job_as_a_table_without_asking_the_platform():

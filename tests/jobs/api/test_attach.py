@@ -89,10 +89,10 @@ def test_a_job_is_listed_by_all_and_controlled_with_the_state_folder_of_its_subm
         cloudjob.attach(job.id)
     [listed] = cloudjob.jobs(store=folder)
     assert (listed.id, listed.submitted_by) == (job.id, descriptions.submitter())
-    found = cloudjob.attach(f"{folder}/{job.id}")
+    attached = cloudjob.attach(f"{folder}/{job.id}")
     assert main(["status", job.handle]) == 0
     with pytest.raises(cloudjob.BackendError, match="not started on this machine with this state"):
-        found.cancel(is_urgent=True)
+        attached.cancel(is_urgent=True)
     assert main(["list", "--store", folder]) == 0
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "ci"))
     ours = cloudjob.attach(f"{folder}/{job.id}")
@@ -156,10 +156,10 @@ def test_a_job_in_a_bucket_is_found_by_its_uri(
     bucket, options = new_bucket(seaweedfs), f"?endpoint={seaweedfs.endpoint}&addressing=path"
     go.touch()
     job = submit(f"s3://{bucket}/jobs{options}")
-    found = cloudjob.attach(f"s3://{bucket}/jobs/{job.id}{options}")
+    attached = cloudjob.attach(f"s3://{bucket}/jobs/{job.id}{options}")
 
-    assert found.wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
-    assert [file.name for file in found.outputs().download("results")] == ["MODEL/weights"]
+    assert attached.wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
+    assert [file.name for file in attached.outputs().download("results")] == ["MODEL/weights"]
     assert [each.id for each in cloudjob.jobs(store=f"s3://{bucket}/jobs{options}")] == [job.id]
 
 
@@ -168,14 +168,14 @@ def test_the_status_of_a_job_of_another_host_comes_from_its_record_in_the_store(
 ):
     job = submit(folder)
     change_description(folder, job, {"submitted_by": "ci@runner-7"})
-    found = cloudjob.attach(f"{folder}/{job.id}")
+    attached = cloudjob.attach(f"{folder}/{job.id}")
 
-    assert found.status().state == "UNKNOWN"
+    assert attached.status().state == "UNKNOWN"
     with pytest.raises(cloudjob.BackendError, match="which ci@runner-7 submitted"):
-        next(found.logs())
+        next(attached.logs())
     go.touch()
-    assert found.wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
-    assert [file.name for file in found.outputs("MODEL")] == ["MODEL/weights"]
+    assert attached.wait(timeout_s=LIMIT_S).state == "SUCCEEDED"
+    assert [file.name for file in attached.outputs("MODEL")] == ["MODEL/weights"]
 
 
 def test_a_description_contains_no_secret(submit: Submit, folder: str, go: Path):
@@ -246,11 +246,11 @@ def test_a_job_of_this_state_folder_is_found_again_when_the_records_are_lost(
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "ci"))
     (tmp_path / "ci" / "records.db").unlink()
 
-    found = cloudjob.attach(f"{folder}/{job.id}")
-    found.cancel(is_urgent=True)
+    attached = cloudjob.attach(f"{folder}/{job.id}")
+    attached.cancel(is_urgent=True)
 
-    assert found.wait(timeout_s=LIMIT_S).state == "CANCELLED"
-    found.remove()
+    assert attached.wait(timeout_s=LIMIT_S).state == "CANCELLED"
+    attached.remove()
     assert not (tmp_path / "ci" / "process" / job.id).exists()
 
 

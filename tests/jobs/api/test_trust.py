@@ -362,11 +362,11 @@ def test_an_output_in_the_job_s_own_store_is_read_where_the_reader_has_mounted_i
     (folder / manifest.FOLDER).mkdir()
     (folder / manifest.key(0)).write_bytes(manifest.dump(manifest.Manifest(JOB, 0, (listed,))))
 
-    found = cloudjob.attach(f"{store.as_uri()}/{JOB}").outputs()
+    outputs = cloudjob.attach(f"{store.as_uri()}/{JOB}").outputs()
 
-    assert [file.name for file in found.download("results")] == ["MODEL/w"]
+    assert [file.name for file in outputs.download("results")] == ["MODEL/w"]
     assert Path("results/MODEL/w").read_bytes() == data
-    assert sorted(found.refused) == ["BAD", "WORSE"]
+    assert sorted(outputs.refused) == ["BAD", "WORSE"]
 
 
 def test_the_reader_s_own_jobs_come_before_those_of_strangers(reader: Path, tmp_path: Path):
@@ -377,9 +377,9 @@ def test_the_reader_s_own_jobs_come_before_those_of_strangers(reader: Path, tmp_
     cloudjob.attach(f"{store.as_uri()}/train-22222222")
     cloudjob.attach(f"{store.as_uri()}/train")
     with Records(records_path(Path(os.environ["CLOUDJOB_HOME"]))) as db:
-        own = {name: value for name, value in described("train-33333333").items()
+        record_values = {name: value for name, value in described("train-33333333").items()
                if name in JobRecord._fields}  # fmt: skip
-        db.add(JobRecord(**{**own, "home": "", "state": "", "store": store.as_uri()}))
+        db.add(JobRecord(**{**record_values, "home": "", "state": "", "store": store.as_uri()}))
 
         assert db.get("train").job == "train-33333333"
         assert db.get("train-22222222").job == "train-22222222"
@@ -511,10 +511,10 @@ def test_a_copy_takes_only_what_the_table_names():
     assert taken["script"] == "train.py"
     assert (taken["args"], taken["nodes"], taken["outputs"]) == (["--lr", "0.1"], 3, {"M": ""})
     assert taken["process"] == {"gpus": 2}
-    known = {f"{section}.{key}" for section, keys in HARMLESS.items() for key in keys}
+    keys_known = {f"{section}.{key}" for section, keys in HARMLESS.items() for key in keys}
     flat = {f"{key}.{name}" if key in SECTIONS else f".{key}" for key, value in taken.items()
             for name in (value if key in SECTIONS else [""])}  # fmt: skip
-    assert flat <= known
+    assert flat <= keys_known
     assert set(left_out) == {
         "env", "secrets", "inputs", "image", "source", "links", "store", "outputs.M",
         "process.python", "process.isolation", "kubernetes.kubeconfig", "kubernetes.context",
@@ -570,10 +570,10 @@ def test_cp_dry_run_shows_what_is_left_out(
     job = cloudjob.attach(f"{store.as_uri()}/{JOB}")
 
     assert main(["cp", "--dry-run", JOB]) == 0
-    shown = capfd.readouterr().err
-    assert f"{JOB} was submitted by stranger@elsewhere: the copy takes args, name, nodes" in shown
-    assert "left out: process.python: /home/stranger/python\n" in shown
-    assert "left out: env: {'LD_PRELOAD': '/x.so'}\n" in shown
+    printed = capfd.readouterr().err
+    assert f"{JOB} was submitted by stranger@elsewhere: the copy takes args, name, nodes" in printed
+    assert "left out: process.python: /home/stranger/python\n" in printed
+    assert "left out: env: {'LD_PRELOAD': '/x.so'}\n" in printed
     # The reader's own settings count for what is left out.
     Path("cloudjob.yaml").write_text("nodes: 9\nenv: {MINE: '1'}\nslurm: {host: login1}\n")
     spec = cloudjob.job_spec(copy_of=job)
@@ -750,10 +750,10 @@ def test_an_output_ends_at_the_size_in_its_manifest(
 
     assert main(["outputs", "--to", "results", JOB]) == 4
     assert "MODEL/x" in capfd.readouterr().err
-    assert [str(found) for found in Path("results").rglob("*x")] == ["results/OTHER/x"]
-    found = next(file for file in job.outputs() if file.name == "MODEL/x")
+    assert [str(each) for each in Path("results").rglob("*x")] == ["results/OTHER/x"]
+    each = next(file for file in job.outputs() if file.name == "MODEL/x")
     with pytest.raises(cloudjob.StoreError, match="bytes"):
-        for _ in job.outputs().read(found):
+        for _ in job.outputs().read(each):
             pass
 
 
@@ -834,14 +834,14 @@ def test_a_manifest_opens_no_folder_of_the_reader(reader: Path, tmp_path: Path):
     store = tmp_path / "store"
     put_outputs(store, "MODEL")
     put_output(store, "MODEL", {"folders": {"own": 0o777, "new": 0}, "modes": {"x": 0o777}})
-    own = reader / "results" / "MODEL" / "own"
-    own.mkdir(parents=True)
-    own.chmod(0o700)
+    own_folder = reader / "results" / "MODEL" / "own"
+    own_folder.mkdir(parents=True)
+    own_folder.chmod(0o700)
 
     job = cloudjob.attach(f"{store.as_uri()}/{JOB}")
     for _ in range(2):
         job.outputs().download("results")
-    modes = {path.name: path.stat().st_mode & 0o777 for path in own.parent.iterdir()}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in own_folder.parent.iterdir()}
     assert modes == {"own": 0o700, "new": 0o700, "x": 0o775}
 
 

@@ -37,17 +37,17 @@ def test_top_marks_a_node_short_of_memory_or_space_and_a_rank_that_has_failed():
     journals.add(0, [journal.dump(low_resources)])
     journals.add(1, [journal.dump(Sample(at=1.0, memory=(10.0, 1000.0), space=(1.0, 2000.0)))])
 
-    def shown(columns: int) -> list[str]:
+    def lines(columns: int) -> list[str]:
         console = Console(width=columns, force_terminal=True, color_system="standard")
         with console.capture() as capture:
             console.print(top._nodes(journals), *top._ranks(journals))
         return re.sub("\x1b\\[1;31m *", "!", capture.get()).replace("\x1b[0m", "").splitlines()
 
-    _, _, first, second, _, ranks = [" ".join(line.split()) for line in ["", *shown(100)]]
+    _, _, first, second, _, ranks = [" ".join(line.split()) for line in ["", *lines(100)]]
     assert first == "0 !1.0 GB of 1.0 GB, 2 killed !100% !60% 3.1 kB/s"
     assert second == "1 10.5 MB of 1.0 GB 0%"
     assert ranks == "0 0 !failed 1 min 15 s 3% 104.9 MB 1 0"
-    assert all(len(re.sub(r"\x1b\[[0-9;]*m|!", "", line)) <= 80 for line in shown(80))
+    assert all(len(re.sub(r"\x1b\[[0-9;]*m|!", "", line)) <= 80 for line in lines(80))
 
 
 def test_top_shows_for_how_much_of_the_last_minute_a_rank_waited_and_where_it_was():
@@ -88,8 +88,8 @@ def test_top_shows_each_rank_until_the_job_ends(tmp_path: Path, monkeypatch, cap
     assert "SUCCEEDED" in output
 
     assert main(["top", job.id]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in shown if line.split()[2:3] == ["ended"]]
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if line.split()[2:3] == ["ended"]]
     assert [row[:2] for row in rows] == [["0", "0"], ["1", "0"]]
     silent = {row[0]: int(row[3]) for row in rows}
     assert silent["0"] > silent["1"]

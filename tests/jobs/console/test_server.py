@@ -48,8 +48,8 @@ def test_a_signal_ends_the_console_without_a_traceback_or_a_file(
 ):
     process = start(tmp_path)
     assert process.stderr is not None
-    shown = [process.stderr.readline() for _ in range(3)]
-    link = re.search(r"http://\S+", "".join(shown))
+    lines = [process.stderr.readline() for _ in range(3)]
+    link = re.search(r"http://\S+", "".join(lines))
     assert link
     # An HTTP error is a response, so the server is running.
     with pytest.raises(urllib.error.HTTPError):
@@ -66,21 +66,21 @@ def test_a_port_in_use_is_reported(tmp_path: Path):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        shown = start(tmp_path, "--port", str(port)).communicate(timeout=LIMIT_S)[1]
+        output = start(tmp_path, "--port", str(port)).communicate(timeout=LIMIT_S)[1]
 
-    assert shown.startswith(f"error: starting the console: port {port}: Address already in use\n")
+    assert output.startswith(f"error: starting the console: port {port}: Address already in use\n")
 
 
 def test_a_page_that_does_not_exist_is_ours_and_its_address_is_not_logged(tmp_path: Path):
     process = start(tmp_path)
     assert process.stderr is not None
-    found = re.search(r"http://\S+", "".join(process.stderr.readline() for _ in range(3)))
-    assert found
+    link = re.search(r"http://\S+", "".join(process.stderr.readline() for _ in range(3)))
+    assert link
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     browser.addheaders = [("Accept", "text/html"), ("Sec-Fetch-Site", "none")]
-    browser.open(found.group(), timeout=LIMIT_S)
+    browser.open(link.group(), timeout=LIMIT_S)
     with pytest.raises(urllib.error.HTTPError) as missing:
-        browser.open(found.group().partition("/login")[0] + "/nothing/here", timeout=LIMIT_S)
+        browser.open(link.group().partition("/login")[0] + "/nothing/here", timeout=LIMIT_S)
     process.send_signal(signal.SIGTERM)
     rest = process.communicate(timeout=LIMIT_S)[1]
 

@@ -14,8 +14,8 @@ from tests.support.emulator import Api, bucket_of, running
 @pytest.fixture(scope="session")
 def session_api() -> Iterator[Api]:
     """The emulator of the session."""
-    with running() as made:
-        yield made
+    with running() as emulator:
+        yield emulator
 
 
 @pytest.fixture

@@ -142,12 +142,12 @@ def test_a_clock_less_than_fifteen_minutes_off_is_accepted(api: Api, minutes: in
 
 
 def test_a_token_is_accepted_until_it_expires(api: Api):
-    own = token(api)
+    headers_token = token(api)
 
     assert "decrypt token fail" in error_of(api.ask("GET", PATH, headers={"X-Auth-Token": "x"}))[2]
-    assert api.ask("GET", PATH, headers={"X-Auth-Token": own})[0] == 200
+    assert api.ask("GET", PATH, headers={"X-Auth-Token": headers_token})[0] == 200
     api.fault("expire-tokens")
-    status, code, message = error_of(api.ask("GET", PATH, headers={"X-Auth-Token": own}))
+    status, code, message = error_of(api.ask("GET", PATH, headers={"X-Auth-Token": headers_token}))
     assert (status, code) == (401, "APIGW.0301")
     assert "token expires" in message
 
@@ -223,10 +223,10 @@ def test_a_user_may_do_what_the_settings_allow(api: Api, s3: Any):
     assert refused("PUT", path, {}) == (*forbidden, "modelarts:trainJob:update")
     assert refused("DELETE", path) == (*forbidden, "modelarts:trainJob:delete")
     s3.put_object(Bucket="data", Key="read-only", Body=b"x")
-    own = s3_client(api.address, user["access_key"], user["secret_key"])
-    assert own.get_object(Bucket="data", Key="read-only")["Body"].read() == b"x"
+    guest = s3_client(api.address, user["access_key"], user["secret_key"])
+    assert guest.get_object(Bucket="data", Key="read-only")["Body"].read() == b"x"
     with pytest.raises(ClientError, match="AccessDenied"):
-        own.put_object(Bucket="data", Key="read-only", Body=b"y")
+        guest.put_object(Bucket="data", Key="read-only", Body=b"y")
 
 
 def test_a_token_is_that_of_its_user_and_its_project(api: Api):
@@ -234,21 +234,21 @@ def test_a_token_is_that_of_its_user_and_its_project(api: Api):
     status, values, headers = api.ask(
         "POST", "/v3/auth/tokens", password_request(api, **reader), headers=PLAIN
     )
-    own = {"X-Auth-Token": headers["x-subject-token"]}
+    user_headers = {"X-Auth-Token": headers["x-subject-token"]}
     team = api.address.projects["emulator-1_team"]
 
     assert (status, values["token"]["user"]["name"]) == (201, "reader")
-    assert api.ask("GET", PATH, headers=own)[0] == 200
-    assert api.ask("POST", "{p}/training-jobs", {}, headers=own)[0] == 403
-    status, values, _ = api.ask("GET", f"/v2/{team}/training-job-flavors", headers=own)
+    assert api.ask("GET", PATH, headers=user_headers)[0] == 200
+    assert api.ask("POST", "{p}/training-jobs", {}, headers=user_headers)[0] == 403
+    status, values, _ = api.ask("GET", f"/v2/{team}/training-job-flavors", headers=user_headers)
     assert (status, values["error_code"]) == (404, "ModelArts.2786")
 
 
 def test_a_job_of_a_user_whom_the_settings_no_longer_have_gets_no_access(tmp_path: Path):
-    found = settings.load(None)
-    account = state.account(tmp_path, found)
+    no_users = settings.load(None)
+    account = state.account(tmp_path, no_users)
     database = Database(tmp_path / "state.db")
-    access = Access(account, found, database, time.time)
+    access = Access(account, no_users, database, time.time)
     key = access.agency_keys("former")
     header = f"SDK-HMAC-SHA256 Access={key.access_key}, SignedHeaders=x-sdk-date, Signature="
     headers = {"authorization": header + "0" * 64, "x-security-token": key.token}
@@ -280,9 +280,9 @@ def test_status_and_faults_know_the_jobs_of_all_projects(api: Api):
     show = f"{team}/training-jobs/{job}"
     await_true(lambda: api.ok("GET", show)["status"]["phase"] == "Running")
 
-    found = daemon.status(api.home)
-    assert found["jobs"] == before + 1
-    assert found["unfinished"]["Running"] >= 1
+    emulator_status = daemon.status(api.home)
+    assert emulator_status["jobs"] == before + 1
+    assert emulator_status["unfinished"]["Running"] >= 1
     assert daemon.jobs(api.home)["jobs"][0]["id"] == job
     assert api.fault("lose-node", job=job)["job"] == job
     await_true(lambda: api.ok("GET", show)["status"]["phase"] == "Failed")
@@ -303,8 +303,8 @@ def test_without_an_authorization_no_job_can_be_created(api: Api):
 
 
 def test_sdks_find_project_and_domain_with_a_signature(api: Api):
-    found = api.ok("GET", f"/v3/projects?name={api.address.region}")["projects"]
-    assert [item["id"] for item in found] == [api.address.project_id]
+    projects = api.ok("GET", f"/v3/projects?name={api.address.region}")["projects"]
+    assert [item["id"] for item in projects] == [api.address.project_id]
     assert api.ok("GET", "/v3/projects?name=other")["projects"] == []
     assert len(api.ok("GET", "/v3/auth/domains")["domains"]) == 1
     assert api.ask("GET", "/v3/projects", headers=PLAIN)[0] == 401
@@ -320,11 +320,11 @@ def test_too_many_requests_in_a_minute_are_refused_with_429_and_a_retry_time():
     with running("engine: process\nrequests_per_min: 5\n") as api:
         if time.monotonic() % 60 > 50:
             time.sleep(11)  # all requests must be counted in the same minute
-        found = [api.ask("GET", PATH) for _ in range(7)]
+        answers = [api.ask("GET", PATH) for _ in range(7)]
 
-    assert [status for status, _, _ in found] == [200] * 5 + [429] * 2
-    assert found[-1][1]["error_code"] == "APIGW.0308"
-    assert found[-1][2]["retry-after"] == "1"
+    assert [status for status, _, _ in answers] == [200] * 5 + [429] * 2
+    assert answers[-1][1]["error_code"] == "APIGW.0308"
+    assert answers[-1][2]["retry-after"] == "1"
 
 
 def test_the_keys_of_the_account_are_refused_for_control_requests(api: Api):

@@ -64,14 +64,14 @@ def test_a_missing_library_of_the_emulator_is_named(options: list[str], tmp_path
 
 def test_up_prints_the_addresses_of_a_running_emulator(api: Api):
     done = cloudjob(api.home, "up", "--json")
-    found = json.loads(done.stdout)
+    addresses = json.loads(done.stdout)
 
     assert done.returncode == 0, done.stderr
-    assert found.keys() >= DOCUMENTED_KEYS
-    assert found["endpoint"] == api.address.endpoint
-    assert "control" not in found
-    shown = dict(line.split(None, 1) for line in cloudjob(api.home, "up").stdout.splitlines())
-    assert shown["endpoint"] == api.address.endpoint
+    assert addresses.keys() >= DOCUMENTED_KEYS
+    assert addresses["endpoint"] == api.address.endpoint
+    assert "control" not in addresses
+    printed = dict(line.split(None, 1) for line in cloudjob(api.home, "up").stdout.splitlines())
+    assert printed["endpoint"] == api.address.endpoint
 
 
 def test_up_prints_its_notice_once(
@@ -87,10 +87,10 @@ def test_up_prints_its_notice_once(
 
 
 def test_status_shows_jobs_and_faults(api: Api):
-    found = json.loads(cloudjob(api.home, "status", "--json").stdout)
+    emulator_status = json.loads(cloudjob(api.home, "status", "--json").stdout)
 
-    assert found["is_running"] is True
-    assert found["faults"] == []
+    assert emulator_status["is_running"] is True
+    assert emulator_status["faults"] == []
 
 
 def test_faults_are_added_listed_and_cleared(api: Api):

@@ -97,9 +97,9 @@ def test_several_ups_at_once_start_one_emulator():
 
     with running("engine: process\n") as api, ThreadPoolExecutor(4) as pool:
         daemon.down(api.home)
-        found = list(pool.map(lambda _: daemon.up(api.home), range(4)))
+        addresses = list(pool.map(lambda _: daemon.up(api.home), range(4)))
 
-    assert len({item.pid for item in found}) == 1
+    assert len({item.pid for item in addresses}) == 1
 
 
 def test_keys_are_in_files_that_only_their_owner_reads_and_in_no_arguments(api: Api):

@@ -93,9 +93,9 @@ def test_another_user_gets_no_data_from_any_port_or_socket(session_api: Api, s3:
     s3.put_object(Bucket="data", Key=key, Body=b"secret")
     s3.list_objects(Bucket="data")
     tcp, unix = listening(session_api.address.pid)
-    known = {session_api.address.endpoint, session_api.address.s3_endpoint}
-    assert known <= {f"http://{host}:{port}" for host, port in tcp}
-    assert len(tcp) > len(known), "SeaweedFS listens, too"
+    endpoints = {session_api.address.endpoint, session_api.address.s3_endpoint}
+    assert endpoints <= {f"http://{host}:{port}" for host, port in tcp}
+    assert len(tcp) > len(endpoints), "SeaweedFS listens, too"
     assert [Path(path).name for path in unix if path.endswith("s3.sock")]
     lines = ("GET /", "GET /status", "GET /dir/assign", "GET /metrics", "GET /buckets/?pretty=y")
     lines += (f"GET /buckets/data/{key}", f"PUT /buckets/data/{key}", f"GET /data/{key}")
@@ -133,9 +133,9 @@ def test_a_web_page_gets_no_object_even_with_a_signed_url(session_api: Api, s3: 
     def response(headers: str) -> str:
         return str(answers_to_other_user(tcp, [f"{request}{headers}\r\n"])[0][-1])
 
-    own, foreign = response(""), response("Origin: http://evil.example\r\n")
-    assert (own.split()[1], foreign.split()[1]) == ("200", "403")
-    assert "access-control" not in (own + foreign).lower()
+    plain, foreign = response(""), response("Origin: http://evil.example\r\n")
+    assert (plain.split()[1], foreign.split()[1]) == ("200", "403")
+    assert "access-control" not in (plain + foreign).lower()
 
 
 def test_the_api_refuses_signed_requests_for_another_host_or_origin(session_api: Api):
@@ -148,6 +148,6 @@ def test_the_api_refuses_signed_requests_for_another_host_or_origin(session_api:
         status, values, sent = session_api.ask("GET", path, headers=headers)
         assert (status, values["error_code"]) == (404, "APIGW.0101")
         assert not [name for name in sent if name.startswith("access-control")]
-    own = session_api.address.endpoint.removeprefix("http://")
-    for headers in ({}, {"Origin": session_api.address.endpoint}, {"Host": own}):
+    host = session_api.address.endpoint.removeprefix("http://")
+    for headers in ({}, {"Origin": session_api.address.endpoint}, {"Host": host}):
         assert session_api.ask("GET", path, headers=headers)[0] == 200

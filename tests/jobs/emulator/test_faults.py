@@ -19,11 +19,11 @@ FLAVORS = "{p}/training-job-flavors"
 
 def test_throttle_refuses_the_requested_number_of_requests(api: Api):
     api.fault("throttle", count=2)
-    found = [api.ask("GET", FLAVORS) for _ in range(3)]
+    answers = [api.ask("GET", FLAVORS) for _ in range(3)]
 
-    assert [status for status, _, _ in found] == [429, 429, 200]
-    assert found[0][1]["error_code"] == "APIGW.0308"
-    assert found[0][2]["retry-after"] == "1"
+    assert [status for status, _, _ in answers] == [429, 429, 200]
+    assert answers[0][1]["error_code"] == "APIGW.0308"
+    assert answers[0][2]["retry-after"] == "1"
 
 
 def test_errors_are_limited_to_the_given_path(api: Api):
@@ -79,9 +79,9 @@ def test_a_job_that_hangs_pending_can_be_terminated(api: Api):
     job = api.create("true")
     api.await_phase(job, "Pending")
     api.ok("POST", f"{{p}}/training-jobs/{job}/actions", {"action_type": "terminate"})
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert (found["status"]["phase"], found["status"]["start_time"]) == ("Terminated", 0)
+    assert (details["status"]["phase"], details["status"]["start_time"]) == ("Terminated", 0)
 
 
 def test_a_job_whose_image_cannot_be_pulled_fails_with_an_event(api: Api):
@@ -96,10 +96,10 @@ def test_a_job_fails_if_its_outputs_cannot_be_uploaded(api: Api, s3: Any):
     output = {"name": "o", "remote": {"obs": {"obs_url": "/data/full/"}}, "access_method": "env"}
     api.fault("full-obs")
     job = api.create("echo x > $o/f", algorithm={"outputs": [output]})
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Failed"
-    assert found["status"]["task_statuses"][0]["exit_code"] == 0
+    assert details["status"]["phase"] == "Failed"
+    assert details["status"]["task_statuses"][0]["exit_code"] == 0
     assert any("Upload training output" in event and "failed" in event for event in api.events(job))
     assert keys(s3, "full/") == []
 

@@ -26,8 +26,8 @@ MIB = 1 << 20
 @contextlib.contextmanager
 def connected(endpoint: str) -> Iterator[socket.socket]:
     host, _, port = endpoint.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), 60) as made:
-        yield made
+    with socket.create_connection((host, int(port)), 60) as connection:
+        yield connection
 
 
 def exchanged(endpoint: str, *parts: bytes) -> bytes:
@@ -36,11 +36,11 @@ def exchanged(endpoint: str, *parts: bytes) -> bytes:
         with contextlib.suppress(ConnectionError):
             for part in parts:
                 client.sendall(part)
-        found = b""
+        received = b""
         with contextlib.suppress(ConnectionError):
             while data := client.recv(MIB):
-                found += data
-        return found
+                received += data
+        return received
 
 
 def head(endpoint: str, line: str, *headers: str) -> bytes:
@@ -179,8 +179,8 @@ def test_an_upload_that_breaks_off_leaves_no_object(api: Api, s3: Any, framing: 
         client.sendall(b"800000\r\n" + b"x" * 5 * MIB)
 
     s3.put_object(Bucket="data", Key=key + "-later", Body=b"")
-    found = s3.list_objects(Bucket="data", Prefix=key)["Contents"]
-    assert [item["Key"] for item in found] == [key + "-later"]
+    listed = s3.list_objects(Bucket="data", Prefix=key)["Contents"]
+    assert [item["Key"] for item in listed] == [key + "-later"]
 
 
 def test_a_download_that_breaks_off_ends_the_transfer_from_the_store(api: Api, s3: Any):
@@ -196,11 +196,11 @@ def test_a_download_that_breaks_off_ends_the_transfer_from_the_store(api: Api, s
 
 def sockets_of(api: Api) -> int:
     """Return how many sockets the emulator has open."""
-    found = 0
+    count = 0
     for entry in Path(f"/proc/{api.address.pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            found += str(entry.readlink()).startswith("socket:")
-    return found
+            count += str(entry.readlink()).startswith("socket:")
+    return count
 
 
 def test_many_clients_at_once_are_answered(api: Api, s3: Any):

@@ -73,22 +73,22 @@ def test_every_kind_of_job_runs_on_two_nodes_with_data_in_obs(api: Api, s3: Any,
         algorithm["boot_file"] = algorithm["code_dir"] + "train.py"
     log_path = {"log_export_path": {"obs_url": f"/data/{name}/log/"}}
     job = api.create("", nodes=2, algorithm=algorithm, spec=log_path)
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Completed", (api.log(job), api.events(job))
+    assert details["status"]["phase"] == "Completed", (api.log(job), api.events(job))
     assert keys(s3, f"{name}/out/") == [f"{name}/out/out-0", f"{name}/out/out-1"]
-    made = s3.get_object(Bucket="data", Key=f"{name}/out/out-1")["Body"].read()
-    assert made == b"in 0.1 'x"
+    content = s3.get_object(Bucket="data", Key=f"{name}/out/out-1")["Body"].read()
+    assert content == b"in 0.1 'x"
     assert keys(s3, f"{name}/log/") == [
         f"{name}/log/modelarts-job-{job}-worker-{index}.log" for index in (0, 1)
     ]
     stored_log = s3.get_object(Bucket="data", Key=f"{name}/log/modelarts-job-{job}-worker-0.log")
     assert stored_log["Body"].read().decode() == api.log(job)
     assert "done by 0" in api.log(job)
-    assert found["status"]["task_statuses"] == [
+    assert details["status"]["task_statuses"] == [
         {"task": f"worker-{index}", "exit_code": 0, "message": ""} for index in (0, 1)
     ]
-    assert found["status"]["start_time"] >= found["metadata"]["create_time"]
+    assert details["status"]["start_time"] >= details["metadata"]["create_time"]
     expected = [
         "Training job created.",
         "Training job is running.",
@@ -115,11 +115,11 @@ def wheel() -> bytes:
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
     }
-    found = io.BytesIO()
-    with zipfile.ZipFile(found, "w") as archive:
+    archive_file = io.BytesIO()
+    with zipfile.ZipFile(archive_file, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)
-    return found.getvalue()
+    return archive_file.getvalue()
 
 
 def test_a_preset_installs_the_requirements_of_the_code_for_its_job_only(api: Api, s3: Any):
@@ -154,13 +154,13 @@ def test_nodes_resolve_each_other_by_both_documented_names(api: Api):
 
 def test_a_failed_node_ends_the_others_and_gives_its_exit_code(api: Api):
     job = api.create("sleep $(( VC_TASK_INDEX == 1 ? 0 : 600 )); exit 7", nodes=2)
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Failed"
-    codes = [item["exit_code"] for item in found["status"]["task_statuses"]]
+    assert details["status"]["phase"] == "Failed"
+    codes = [item["exit_code"] for item in details["status"]["task_statuses"]]
     assert codes[1] == 7
     assert codes[0] != 0
-    assert found["status"]["running_records"][0]["end_related_task"] == "worker-1"
+    assert details["status"]["running_records"][0]["end_related_task"] == "worker-1"
 
 
 def test_a_node_that_ends_early_does_not_end_the_others(api: Api, s3: Any):
@@ -191,19 +191,19 @@ def test_a_job_terminated_at_any_moment_of_its_start_is_terminated(api: Api):
         time.sleep(number * 0.03)
         api.ask("POST", f"{{p}}/training-jobs/{jobs[-1]}/actions", {"action_type": "terminate"})
 
-    found = [api.await_phase(job)["status"]["phase"] for job in jobs]
+    phases = [api.await_phase(job)["status"]["phase"] for job in jobs]
 
-    assert found == ["Terminated"] * 8, [api.events(job) for job in jobs]
+    assert phases == ["Terminated"] * 8, [api.events(job) for job in jobs]
 
 
 def test_terminate_kills_after_the_grace_period(api: Api):
     job = api.create("trap '' TERM; echo up; while :; do sleep 0.1; done")
     api.await_log(job, "up")
     api.ask("POST", f"{{p}}/training-jobs/{job}/actions", {"action_type": "terminate"})
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Terminated"
-    assert found["status"]["task_statuses"][0]["exit_code"] == 137
+    assert details["status"]["phase"] == "Terminated"
+    assert details["status"]["task_statuses"][0]["exit_code"] == 137
 
 
 def test_outputs_are_uploaded_while_the_job_runs_and_again_when_they_change(api: Api, s3: Any):
@@ -235,10 +235,10 @@ def test_outputs_are_uploaded_while_the_job_runs_and_again_when_they_change(api:
 def test_auto_stop_terminates_a_job_after_its_hours(api: Api):
     stop = {"auto_stop": {"time_unit": "HOURS", "duration": 1}}
     job = api.create("sleep 100", spec=stop)
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Terminated"
-    assert 2000 <= found["status"]["duration"] < 40_000
+    assert details["status"]["phase"] == "Terminated"
+    assert 2000 <= details["status"]["duration"] < 40_000
 
 
 def test_the_preview_has_the_end_of_a_log_and_the_url_all_of_it(api: Api):
@@ -275,7 +275,7 @@ def test_a_job_has_metrics_stages_and_tasks(api: Api):
     job = api.create("python3 -c 'while True: pass'", nodes=2)
     await_true(lambda: api.ask("GET", f"{{p}}/training-jobs/{job}/metrics/worker-1")[0] == 200)
     time.sleep(1)
-    found = {
+    metrics = {
         item["metric"]: item["value"]
         for item in api.ok("GET", f"{{p}}/training-jobs/{job}/metrics/worker-1")["metrics"]
     }
@@ -283,9 +283,9 @@ def test_a_job_has_metrics_stages_and_tasks(api: Api):
     tasks = api.ok("GET", f"{{p}}/training-jobs/{job}/tasks")
     api.ok("DELETE", f"{{p}}/training-jobs/{job}")
 
-    assert max(found["cpuUsage"]) > 0
-    assert max(found["memUsage"]) > 0
-    assert set(found["gpuUtil"]) == {-1.0}
+    assert max(metrics["cpuUsage"]) > 0
+    assert max(metrics["memUsage"]) > 0
+    assert set(metrics["gpuUtil"]) == {-1.0}
     assert [item["name"] for item in stages["running_records"][0]["stages"]] == [
         "Queuing",
         "Running",
@@ -312,12 +312,12 @@ def test_delete_leaves_no_process_folder_or_row(api: Api):
 
 
 def _processes_below(text: str) -> list[str]:
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if text.encode() in path.read_bytes():
-                found.append(path.parent.name)
-    return found
+                pids.append(path.parent.name)
+    return pids
 
 
 # -- fault tolerance ------------------------------------------------------------------------------
@@ -325,10 +325,10 @@ def _processes_below(text: str) -> list[str]:
 
 def test_fault_tolerance_alone_does_not_retry_a_failed_script(api: Api):
     job = api.create("exit 5", annotations={models.RETRY_NUM: "2"})
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Failed"
-    assert len(found["status"]["running_records"]) == 1
+    assert details["status"]["phase"] == "Failed"
+    assert len(details["status"]["running_records"]) == 1
 
 
 def test_an_unconditional_retry_runs_in_the_same_folders(api: Api):
@@ -336,15 +336,15 @@ def test_an_unconditional_retry_runs_in_the_same_folders(api: Api):
     job = api.create(
         "echo x >> $HOME/n; wc -l < $HOME/n; [ $(wc -l < $HOME/n) = 3 ]", annotations=notes
     )
-    found = api.await_phase(job)
-    records = found["status"]["running_records"]
+    details = api.await_phase(job)
+    records = details["status"]["running_records"]
 
-    assert found["status"]["phase"] == "Completed", api.log(job)
+    assert details["status"]["phase"] == "Completed", api.log(job)
     assert [item.get("end_recover") for item in records] == ["proc_restart", "proc_restart", None]
     failing = api.create("exit 4", annotations=notes)
-    found = api.await_phase(failing)
-    assert found["status"]["phase"] == "Failed"
-    assert len(found["status"]["running_records"]) == 3
+    details = api.await_phase(failing)
+    assert details["status"]["phase"] == "Failed"
+    assert len(details["status"]["running_records"]) == 3
 
 
 def test_hang_detection_restarts_a_job_in_place(api: Api):
@@ -354,10 +354,10 @@ def test_hang_detection_restarts_a_job_in_place(api: Api):
         nodes=2,
         annotations=notes,
     )
-    found = api.await_phase(job)
-    records = found["status"]["running_records"]
+    details = api.await_phase(job)
+    records = details["status"]["running_records"]
 
-    assert found["status"]["phase"] == "Completed", api.events(job)
+    assert details["status"]["phase"] == "Completed", api.events(job)
     assert (records[0]["end_recover"], records[0]["end_reason"]) == ("proc_restart", "the job hung")
     assert "Training job hangs: no node computes or writes." in api.events(job)
 
@@ -373,10 +373,10 @@ def test_a_job_that_loses_a_node_is_rescheduled_on_clean_nodes(api: Api, tmp_pat
     for index in (0, 1):
         await_true((tmp_path / str(index)).exists)
     api.fault("lose-node", job=job, node=1)
-    found = api.await_phase(job)
-    records = found["status"]["running_records"]
+    details = api.await_phase(job)
+    records = details["status"]["running_records"]
 
-    assert found["status"]["phase"] == "Completed", (api.log(job, 1), api.events(job))
+    assert details["status"]["phase"] == "Completed", (api.log(job, 1), api.events(job))
     assert records[0]["end_recover"] == "pod_reschedule"
     assert records[0]["end_related_task"] == "worker-1"
     assert api.log(job, 1).count("No such file") == 2
@@ -394,10 +394,10 @@ def test_a_job_without_fault_tolerance_fails_when_it_loses_a_node(api: Api):
     job = api.create("echo up; sleep 60", nodes=2)
     api.await_log(job, "up", 1)
     api.fault("lose-node", job=job, node=1)
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Failed"
-    assert found["status"]["task_statuses"][1] == {
+    assert details["status"]["phase"] == "Failed"
+    assert details["status"]["task_statuses"][1] == {
         "task": "worker-1",
         "exit_code": 137,
         "message": "the node was lost",
@@ -505,9 +505,9 @@ def test_symbolic_links_in_outputs_are_not_uploaded(api: Api, s3: Any, tmp_path:
         f" ln -s {tmp_path}/secret plain/link; rmdir linked; ln -s {tmp_path} linked #",
         algorithm={"outputs": outputs},
     )
-    found = api.await_phase(job)
+    details = api.await_phase(job)
 
-    assert found["status"]["phase"] == "Completed", (api.log(job), api.events(job))
+    assert details["status"]["phase"] == "Completed", (api.log(job), api.events(job))
     assert keys(s3, f"{name}/") == [f"{name}/plain/file"]
 
 
@@ -518,8 +518,10 @@ def test_an_ended_job_leaves_no_zombie_process(api: Api):
     def zombies() -> list[str]:
         pid = api.address.pid
         children = Path(f"/proc/{pid}/task").glob("*/children")
-        found = [child for path in children for child in path.read_text().split()]
-        states = {child: Path(f"/proc/{child}/stat").read_text().split()[2] for child in found}
+        descendants = [child for path in children for child in path.read_text().split()]
+        states = {
+            child: Path(f"/proc/{child}/stat").read_text().split()[2] for child in descendants
+        }
         return [child for child, state in states.items() if state == "Z"]
 
     await_true(lambda: not zombies(), zombies)

@@ -59,18 +59,18 @@ def full() -> Any:
         yield api
 
 
-def names(found: Any) -> list[str]:
+def names(page: Any) -> list[str]:
     """Return the names of the jobs on a page."""
-    return [item["metadata"]["name"] for item in found["items"]]
+    return [item["metadata"]["name"] for item in page["items"]]
 
 
 def test_offset_is_a_page_number_and_pages_show_every_job_once(full: Api):
-    found = full.ok("POST", SEARCH, {"limit": 50, "offset": 3})
+    page = full.ok("POST", SEARCH, {"limit": 50, "offset": 3})
     last = full.ok("POST", SEARCH, {"limit": 50, "offset": 199})
     past_the_end = full.ok("POST", SEARCH, {"limit": 50, "offset": 200})
 
-    assert found["total"] == JOB_COUNT
-    assert names(found) == [f"old-{JOB_COUNT - 1 - index:05d}" for index in range(150, 200)]
+    assert page["total"] == JOB_COUNT
+    assert names(page) == [f"old-{JOB_COUNT - 1 - index:05d}" for index in range(150, 200)]
     assert names(last)[-1] == "old-00000"
     assert (past_the_end["count"], past_the_end["items"]) == (0, [])
 
@@ -101,9 +101,9 @@ def test_a_search_applies_every_filter(full: Api, filters: list[dict[str, Any]],
 
 
 def test_a_search_sorts_by_name(full: Api):
-    found = full.ok("POST", SEARCH, {"sort_by": "name", "order": "asc", "limit": 2})
+    page = full.ok("POST", SEARCH, {"sort_by": "name", "order": "asc", "limit": 2})
 
-    assert names(found) == ["old-00000", "old-00001"]
+    assert names(page) == ["old-00000", "old-00001"]
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_cloudjob_list_finds_running_jobs_among_ten_thousand_in_one_search(full:
     prefix = f"modelarts+http://{host}/{full.address.project_id}"
     ended = f"{prefix}/00000007-0000-0000-0000-000000000000/old-00007"
 
-    found = backend.statuses([f"{prefix}/{job}/x", ended, f"{prefix}/none/x"])
+    status_of = backend.statuses([f"{prefix}/{job}/x", ended, f"{prefix}/none/x"])
 
-    assert [status and status.native for status in found.values()] == ["Pending"]
+    assert [status and status.native for status in status_of.values()] == ["Pending"]
 
 
 def test_pages_of_events_show_every_event_once(api: Api):
@@ -172,18 +172,18 @@ def test_pages_of_events_show_every_event_once(api: Api):
         api.ok("GET", f"{{p}}/training-jobs/{job}/events?order=asc&limit=100&offset={page}")
         for page in range(4)
     ]
-    found = [event["message"] for page in pages for event in page["events"]]
+    messages = [event["message"] for page in pages for event in page["events"]]
     backend = ModelArtsBackend(api.home, {}, environ={}, user_home=api.home)
     host = api.address.endpoint.partition("//")[2]
-    shown = backend.events(f"modelarts+http://{host}/{api.address.project_id}/{job}/name")
+    events = backend.events(f"modelarts+http://{host}/{api.address.project_id}/{job}/name")
 
     assert [page["offset"] for page in pages] == [0, 1, 2, 3]
     assert pages[3]["events"] == []
-    assert len(found) == pages[0]["total"]
-    assert [message for message in found if message.startswith("event ")] == [
+    assert len(messages) == pages[0]["total"]
+    assert [message for message in messages if message.startswith("event ")] == [
         f"event {index}" for index in range(250)
     ]
-    assert [event.message for event in shown] == found
+    assert [event.message for event in events] == messages
 
 
 def test_a_database_of_an_earlier_version_is_read(tmp_path: Path):

@@ -19,7 +19,7 @@ PRESET = {"engine_id": "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"}
 
 def body(**changes: Any) -> dict[str, Any]:
     """Return the smallest valid body, changed at paths whose keys are joined by ``__``."""
-    made: dict[str, Any] = {
+    full_body: dict[str, Any] = {
         "kind": "job",
         "metadata": {"name": "j"},
         "algorithm": {"engine": {"image_url": "ns/img:1"}, "command": "python t.py"},
@@ -27,11 +27,11 @@ def body(**changes: Any) -> dict[str, Any]:
     }
     for path, value in changes.items():
         *parents, last = path.split("__")
-        at = made
+        at = full_body
         for name in parents:
             at = at.setdefault(name, {})
         at[last] = value
-    return made
+    return full_body
 
 
 def obs(url: str, name: str = "data_url", **more: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_an_invalid_obs_url_is_refused(url: Any):
 
 
 def test_a_body_gets_all_defaults():
-    made = completed(
+    full_body = completed(
         algorithm__engine=PRESET,
         algorithm__code_dir="obs://bkt/code/",
         algorithm__boot_file="/bkt/code/a/t.py",
@@ -75,12 +75,12 @@ def test_a_body_gets_all_defaults():
         algorithm__parameters=[{"name": "n", "value": 3}],
     )["algorithm"]
 
-    assert made["inputs"][0]["local_dir"] == "/home/ma-user/modelarts/inputs/data_url_0"
-    assert made["inputs"][0]["access_method"] == "parameter"
-    assert made["outputs"][0]["local_dir"] == "/home/ma-user/modelarts/outputs/train_url_0"
-    assert made["outputs"][0]["access_method"] == "env"
-    assert made["parameters"] == [{"name": "n", "value": "3"}]
-    assert made["engine"]["engine_name"] == "PyTorch"
+    assert full_body["inputs"][0]["local_dir"] == "/home/ma-user/modelarts/inputs/data_url_0"
+    assert full_body["inputs"][0]["access_method"] == "parameter"
+    assert full_body["outputs"][0]["local_dir"] == "/home/ma-user/modelarts/outputs/train_url_0"
+    assert full_body["outputs"][0]["access_method"] == "env"
+    assert full_body["parameters"] == [{"name": "n", "value": "3"}]
+    assert full_body["engine"]["engine_name"] == "PyTorch"
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def test_a_broken_rule_has_its_documented_code(changes: dict[str, Any], code: st
 
 
 def test_values_at_the_limits_are_accepted():
-    made = completed(
+    full_body = completed(
         metadata__name="x" * 64,
         metadata__description="x" * 256,
         algorithm__environments={f"X{i}": "v" * 4096 for i in range(100)},
         spec__resource__node_count=16,
     )
 
-    assert len(made["algorithm"]["environments"]) == 100
+    assert len(full_body["algorithm"]["environments"]) == 100
 
 
 def test_a_dedicated_pool_has_its_own_flavors():
@@ -191,8 +191,8 @@ def test_a_dedicated_pool_has_its_own_flavors():
         {"pool_id": "pool-emulator", "flavor_id": "modelarts.pool.visual.2xlarge"},
         {"pool_id": "pool-emulator"},
     ):
-        made = models.job(body(spec__resource=resource), SETTINGS)
-        assert made.spec.resource.node_count == 1
+        parsed = models.job(body(spec__resource=resource), SETTINGS)
+        assert parsed.spec.resource.node_count == 1
     resource = {"pool_id": "pool-emulator", "flavor_id": "modelarts.pool.visual.4xlarge"}
     job = models.job(body(spec__resource=resource), SETTINGS)
     assert job.flavor(SETTINGS).cards == 4
@@ -209,8 +209,8 @@ def test_an_algorithm_supplies_what_the_job_omits():
             "outputs": [],
         }
     )
-    own = {"id": "1", "parameters": [{"name": "b", "value": "9"}]}
-    request = body(algorithm=models.with_algorithm(own, "algo", config))
+    of_user = {"id": "1", "parameters": [{"name": "b", "value": "9"}]}
+    request = body(algorithm=models.with_algorithm(of_user, "algo", config))
     algorithm = models.job(request, SETTINGS).algorithm
 
     assert algorithm.boot_file == "/bkt/code/t.py"
@@ -241,23 +241,23 @@ VALUES = st.recursive(
 
 def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the path of every value in a body, as tuples of keys."""
-    found = [path] if path else []
+    paths = [path] if path else []
     items = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items
     for key, inner in items:
-        found += paths_of(inner, (*path, key))
-    return found
+        paths += paths_of(inner, (*path, key))
+    return paths
 
 
 @given(path=st.sampled_from(paths_of(FULL)), value=VALUES)
 def test_any_value_at_any_key_is_accepted_or_refused(path: tuple[Any, ...], value: Any):
-    made = copy.deepcopy(FULL)
-    at: Any = made
+    changed = copy.deepcopy(FULL)
+    at: Any = changed
     for key in path[:-1]:
         at = at[key]
     at[path[-1]] = value
     with contextlib.suppress(ApiError):
-        job = models.job(made, SETTINGS)
+        job = models.job(changed, SETTINGS)
         job.output_urls()
         job.flavor(SETTINGS)
         assert job.metadata.retries in range(4)

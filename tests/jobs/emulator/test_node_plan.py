@@ -35,11 +35,11 @@ MPI = "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"
 
 def row(nodes: int = 2, flavor: str = "modelarts.vm.cpu.2u", **algorithm: Any) -> JobRow:
     """Return the database row of a job."""
-    given = {"engine": {"image_url": "i:1"}, "command": "bash run.sh", **algorithm}
+    defaults = {"engine": {"image_url": "i:1"}, "command": "bash run.sh", **algorithm}
     job = models.job(
         {
             "metadata": {"name": "j"},
-            "algorithm": given,
+            "algorithm": defaults,
             "spec": {"resource": {"flavor_id": flavor, "node_count": nodes}},
         },
         SETTINGS,
@@ -161,11 +161,11 @@ def test_an_ascend_preset_has_a_rank_for_each_device_of_each_node():
 def test_the_platforms_rank_table_lists_the_devices_of_every_node():
     job = row(2, "modelarts.kat1.8xlarge")
     env = node_plan.environment(job, 1, "a", CONTAINER, SETTINGS, KEYS)
-    found = json.loads(node_plan.rank_table(job, ["10.0.0.2", "10.0.0.3"], SETTINGS))
-    (group,) = found["group_list"]
+    table = json.loads(node_plan.rank_table(job, ["10.0.0.2", "10.0.0.3"], SETTINGS))
+    (group,) = table["group_list"]
 
     assert env["RANK_TABLE_FILE"] == "/user/config"
-    assert (found["status"], group["device_count"], group["instance_count"]) == (
+    assert (table["status"], group["device_count"], group["instance_count"]) == (
         "completed",
         "16",
         "2",
@@ -175,7 +175,7 @@ def test_the_platforms_rank_table_lists_the_devices_of_every_node():
     assert len(group["instance_list"][1]["devices"]) == 8
     assert json.loads(node_plan.rank_table(job, (), SETTINGS))["status"] == "initializing"
     assert not node_plan.has_rank_table(row(2, "modelarts.vm.cpu.2u"), SETTINGS)
-    ranks = rank_table.from_text(json.dumps(found)).nodes
+    ranks = rank_table.from_text(json.dumps(table)).nodes
     assert [[rank for rank, _ in node] for node in ranks] == [list(range(8)), list(range(8, 16))]
 
 
@@ -207,7 +207,7 @@ def test_the_users_variables_override_the_platforms():
 
 
 def test_parameters_and_channels_are_appended_to_the_command():
-    made = node_plan.command(
+    command = node_plan.command(
         row(
             command="cd /home/ma-user/x && sh run.sh ",
             parameters=[{"name": "lr", "value": "0.1 $x"}, {"name": "flag", "value": ""}],
@@ -221,7 +221,7 @@ def test_parameters_and_channels_are_appended_to_the_command():
         CONTAINER,
     )
 
-    assert made == (
+    assert command == (
         "cd /home/ma-user/x && sh run.sh '--lr=0.1 $x' --flag= "
         "--data_url=/home/ma-user/modelarts/inputs/data_url_0 "
         "--train_url=/home/ma-user/modelarts/outputs/train_url_0"
@@ -290,8 +290,8 @@ def run_preset(
 def printed_values(done: subprocess.CompletedProcess[str]) -> list[Any]:
     """Return the values in the last line that the boot file printed."""
     assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    values: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return values
 
 
 def test_a_preset_runs_the_boot_file_in_the_code_folder(code: Path):
@@ -418,10 +418,10 @@ def test_mounts_contain_every_folder_once():
 def test_no_path_of_a_request_leaves_the_node(parts):
     path = "/" + "/".join(parts)
     nodes = Path("/state/nodes")
-    found = folder(nodes, 1, path)
+    place = folder(nodes, 1, path)
 
-    assert f"{found}/".startswith("/state/nodes/1/")
-    assert ".." not in found.parts
+    assert f"{place}/".startswith("/state/nodes/1/")
+    assert ".." not in place.parts
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ def test_both_clients_see_the_same_objects(vendor: Any, s3: Any, key: str):
     assert vendor.putContent("data", key, data).status == 200
     assert s3.get_object(Bucket="data", Key=key)["Body"].read() == data
     s3.put_object(Bucket="data", Key=key + "2", Body=data[::-1])
-    found = vendor.getObject("data", key + "2", loadStreamInMemory=True)
+    answer = vendor.getObject("data", key + "2", loadStreamInMemory=True)
     listed = vendor.listObjects("data", prefix=key)
 
-    assert (found.status, found.body.buffer) == (200, data[::-1])
+    assert (answer.status, answer.body.buffer) == (200, data[::-1])
     assert [(item.key, item.size) for item in listed.body.contents] == [
         (key, len(data)),
         (key + "2", len(data)),
@@ -103,8 +103,8 @@ def test_names_of_objects_stay_as_they_are(vendor: Any, s3: Any):
         assert s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode() == key
     for key in ODD_KEYS:
         for prefix in (key[: key.rfind("/") + 1], key):
-            found = vendor.listObjects(bucket, prefix=prefix).body.contents
-            assert key in [item.key for item in found]
+            contents = vendor.listObjects(bucket, prefix=prefix).body.contents
+            assert key in [item.key for item in contents]
     source = {"Bucket": bucket, "Key": "../c"}
     s3.copy_object(Bucket=bucket, Key="copy//of", CopySource=source)
     assert s3.get_object(Bucket=bucket, Key="copy//of")["Body"].read() == b"../c"
@@ -235,20 +235,20 @@ def test_a_body_in_signed_chunks_is_stored_under_any_name(
             assert fetched(**{**request, "body": wrong})[0] in (400, 403)
         assert fetched(**{**request, "x-amz-date": "20200101T000000Z"})[0] == 403
         assert fetched(**request)[0] == 200
-        found = s3.get_object(Bucket="data", Key=name)
-        assert found["Body"].read() == b"".join(parts)
-        assert "ContentEncoding" not in found
+        stored = s3.get_object(Bucket="data", Key=name)
+        assert stored["Body"].read() == b"".join(parts)
+        assert "ContentEncoding" not in stored
 
 
 def test_a_rule_for_one_bucket_gives_no_access_to_others(api: Api, s3: Any):
     """Copies, multipart uploads, presigned URLs and the list of buckets give no access either."""
     user = api.address.users["guest"]
-    own = s3_client(api.address, user["access_key"], user["secret_key"])
+    guest = s3_client(api.address, user["access_key"], user["secret_key"])
     with contextlib.suppress(ClientError):
         s3.create_bucket(Bucket="guest-1")
     s3.put_object(Bucket="data", Key="foreign", Body=b"x" * 10)
     upload = s3.create_multipart_upload(Bucket="data", Key="parts")["UploadId"]
-    own_upload = own.create_multipart_upload(Bucket="guest-1", Key="parts")["UploadId"]
+    own_upload = guest.create_multipart_upload(Bucket="guest-1", Key="parts")["UploadId"]
     foreign = {"Bucket": "data", "Key": "foreign"}
     parts = {"Bucket": "data", "Key": "parts", "UploadId": upload}
     source = {"CopySource": "data/foreign"}
@@ -275,10 +275,10 @@ def test_a_rule_for_one_bucket_gives_no_access_to_others(api: Api, s3: Any):
         ("delete_bucket", {"Bucket": "data"}),
         ("put_bucket_acl", {"Bucket": "data", "ACL": "public-read"}),
     ]
-    own.put_object(Bucket="guest-1", Key="own", Body=b"y")
+    guest.put_object(Bucket="guest-1", Key="own", Body=b"y")
     for name, values in calls:
         with pytest.raises(ClientError) as caught:
-            getattr(own, name)(**values)
+            getattr(guest, name)(**values)
         assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403, name
     for kind in ("s3", "s3v4"):
         signer = s3_client(api.address, user["access_key"], user["secret_key"], signature=kind)
@@ -289,16 +289,16 @@ def test_a_rule_for_one_bucket_gives_no_access_to_others(api: Api, s3: Any):
         assert fetched(url, Authorization="none")[0] == 403
         own_url = signer.generate_presigned_url("get_object", {"Bucket": "guest-1", "Key": "own"})
         assert fetched(own_url) == (200, b"y")
-    assert [item["Name"] for item in own.list_buckets()["Buckets"]] == ["guest-1"]
-    own.copy_object(Bucket="guest-1", Key="copy", CopySource="guest-1/own")
+    assert [item["Name"] for item in guest.list_buckets()["Buckets"]] == ["guest-1"]
+    guest.copy_object(Bucket="guest-1", Key="copy", CopySource="guest-1/own")
     assert s3.get_object(**foreign)["Body"].read() == b"x" * 10
 
 
 @pytest.mark.parametrize("name", ["guest", "cleaner", "reader"])
 def test_a_form_cannot_write_what_its_user_may_not(api: Api, s3: Any, name: str):
     user = api.address.users[name]
-    own = s3_client(api.address, user["access_key"], user["secret_key"])
-    form = own.generate_presigned_post("data", "by-form")
+    guest = s3_client(api.address, user["access_key"], user["secret_key"])
+    form = guest.generate_presigned_post("data", "by-form")
     values = {**form["fields"], "file": "text"}
     body = "".join(
         f'--b\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'
@@ -382,8 +382,8 @@ def test_writing_reading_listing_and_deleting_are_separate_permissions(session_a
             return False
 
     for name, values, expected in calls:
-        found = {user for user, client in clients.items() if allowed(client, name, values)}
-        assert found == expected, name
+        users_allowed = {user for user, client in clients.items() if allowed(client, name, values)}
+        assert users_allowed == expected, name
 
 
 def temporary(api: Api) -> dict[str, str]:

@@ -56,23 +56,23 @@ class Obs:
         """Return the client of a user."""
         keys = self.keys(user)[:2]
         if (user, signature) not in self.clients:
-            made = s3_client(self.api.address, *keys, signature=signature)
-            self.clients[user, signature] = made
+            new_client = s3_client(self.api.address, *keys, signature=signature)
+            self.clients[user, signature] = new_client
         return self.clients[user, signature]
 
     def keys(self, user: str) -> Keys:
-        found = self.api.address.users[user]
-        return Keys(found["access_key"], found["secret_key"])
+        account = self.api.address.users[user]
+        return Keys(account["access_key"], account["secret_key"])
 
     def state(self) -> dict[str, Any]:
         """Return the buckets, their objects, and the unfinished uploads."""
-        found: dict[str, Any] = {}
+        objects_of: dict[str, Any] = {}
         for bucket in (item["Name"] for item in self.s3.list_buckets()["Buckets"]):
             listed = self.s3.list_objects_v2(Bucket=bucket).get("Contents", ())
-            found[bucket] = {item["Key"]: item["ETag"] for item in listed}
+            objects_of[bucket] = {item["Key"]: item["ETag"] for item in listed}
         uploads = self.s3.list_multipart_uploads(Bucket="data").get("Uploads", ())
-        found["uploads"] = {item["UploadId"] for item in uploads}
-        return found
+        objects_of["uploads"] = {item["UploadId"] for item in uploads}
+        return objects_of
 
     def has_copy(self) -> bool:
         """Whether the bucket guest-1 has the content of the secret object."""
@@ -86,16 +86,16 @@ class Obs:
         """Make the state that each request finds; return the id of an unfinished upload."""
         for name in {"data", "guest-1", "empty"} - self.state().keys():
             self.s3.create_bucket(Bucket=name)
-        found = self.state()
-        uploads = found.pop("uploads") or self._upload()
-        for bucket, items in found.items():
+        now = self.state()
+        uploads = now.pop("uploads") or self._upload()
+        for bucket, items in now.items():
             for key in items.keys() - STORED.get(bucket, {}).keys():
                 self.s3.delete_object(Bucket=bucket, Key=key)
             if bucket not in ("data", "guest-1", "empty", "cloudjob"):
                 self.s3.delete_bucket(Bucket=bucket)
         for bucket, contents in STORED.items():
             for key, content in contents.items():
-                if found[bucket].get(key) != f'"{hashlib.md5(content).hexdigest()}"':
+                if now[bucket].get(key) != f'"{hashlib.md5(content).hexdigest()}"':
                     self.s3.put_object(Bucket=bucket, Key=key, Body=content)
         return str(next(iter(uploads)))
 
@@ -138,10 +138,10 @@ class Sent:
         pairs = parse_qsl(query, keep_blank_values=True)
         scope = sigv4.Scope("r", time.strftime(sigv4.MOMENT, time.gmtime()))
         request = sigv4.Request(self.method, path, pairs, {"host": host, **self.headers})
-        made = sigv4.headers(request, keys, scope, self.payload)
+        signed = sigv4.headers(request, keys, scope, self.payload)
         if not self.is_signed:
-            del made["authorization"]
-        lines = [f"{name}: {value}" for name, value in {**made, **self.headers}.items()]
+            del signed["authorization"]
+        lines = [f"{name}: {value}" for name, value in {**signed, **self.headers}.items()]
         if not any(line.lower().startswith(("content-length", "transfer")) for line in self.more):
             lines.append(f"content-length: {len(self.body)}")
         more = [line.replace("HOST", host) for line in self.more]
@@ -160,25 +160,25 @@ class Sent:
 
 def effects(before: dict[str, Any], after: dict[str, Any], body: bytes) -> set[str]:
     """Return the rights that explain what a request changed or revealed outside guest-*."""
-    found = set()
+    names = set()
     if SECRET in body or base64.b64encode(SECRET) in body:
-        found.add("read")
+        names.add("read")
     if b"<Contents>" in body and NAME.encode() in body:
-        found.add("list")
+        names.add("list")
     for bucket in before.keys() | after.keys():
         if bucket.startswith("guest-") or bucket == "uploads":
             continue
         if bucket not in before:
-            found.add("create")
+            names.add("create")
         elif bucket not in after:
-            found.add("remove")
+            names.add("remove")
         else:
             old, new = before[bucket], after[bucket]
-            found |= {"write" for key in new if old.get(key) != new[key]}
-            found |= {"delete" for key in old if key not in new}
+            names |= {"write" for key in new if old.get(key) != new[key]}
+            names |= {"delete" for key in old if key not in new}
     if before["uploads"] != after["uploads"]:
-        found.add("write")
-    return found
+        names.add("write")
+    return names
 
 
 def copied(source: str) -> Sent:
@@ -502,14 +502,14 @@ def _fresh(values: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_user_sees_only_buckets_that_it_may_list(obs: Obs):
     obs.restore()
-    found = {
+    buckets = {
         user: [item["Name"] for item in obs.client(user).list_buckets()["Buckets"]]
         for user in RIGHTS
     }
 
     everything = sorted(obs.state().keys() - {"uploads"})
     nothing: list[str] = []
-    assert found == {
+    assert buckets == {
         **dict.fromkeys(RIGHTS, nothing),
         "list": everything,
         "guest": ["guest-1"],
@@ -583,11 +583,11 @@ def test_headers_that_the_store_keeps_arrive_as_they_were_sent(obs: Obs):
     kept = {"x-amz-meta-spaces": "a  b", "cache-control": "no-cache,  no-store"}
     request = Sent("PUT", "/data/kept", {**kept, "x-amz-meta-letters": "ü"}, body=b"x")
     status, body = request.send(obs, obs.keys("write"))
-    found = obs.s3.get_object(Bucket="data", Key="kept")
+    stored = obs.s3.get_object(Bucket="data", Key="kept")
 
     assert status == 200, body
-    assert found["Metadata"]["spaces"] == "a  b"
-    assert found["CacheControl"] == "no-cache,  no-store"
+    assert stored["Metadata"]["spaces"] == "a  b"
+    assert stored["CacheControl"] == "no-cache,  no-store"
 
 
 def test_a_body_that_does_not_have_its_signed_digest_is_not_stored(obs: Obs):

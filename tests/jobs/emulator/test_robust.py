@@ -132,12 +132,12 @@ OTHERS = [
 
 def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the path of every value in a body, as tuples of keys."""
-    found = [path] if path else []
+    paths = [path] if path else []
     items: Any = value.items() if isinstance(value, dict) else ()
     items = enumerate(value) if isinstance(value, list) else items
     for key, inner in items:
-        found += paths_of(inner, (*path, key))
-    return found
+        paths += paths_of(inner, (*path, key))
+    return paths
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +174,9 @@ def filled(value: Any, queued: tuple[Api, str]) -> Any:
     value = names.get(value, value).replace("{v1}", names["{v1}"]).replace("JOB", job)
     for kind, path in (("EXPERIMENT", "training-experiments"), ("ALGORITHM", "algorithms")):
         if kind in value:
-            known = api.ok("GET", f"{{p}}/{path}")["items"]
-            made = known[0] if known else api.ok("POST", f"{{p}}/{path}", NAMED)
-            value = value.replace(kind, made["metadata"]["id"])
+            existing = api.ok("GET", f"{{p}}/{path}")["items"]
+            item = existing[0] if existing else api.ok("POST", f"{{p}}/{path}", NAMED)
+            value = value.replace(kind, item["metadata"]["id"])
     return value
 
 
@@ -185,14 +185,14 @@ NAMED = {"metadata": {"name": "known"}, "job_config": {"engine": {"image_url": "
 
 def with_value(body: Any, keys: tuple[Any, ...], value: Any) -> Any:
     """Return a copy of a body with another value at one path; a job gets an unused name."""
-    made: Any = copy.deepcopy(body)
+    changed: Any = copy.deepcopy(body)
     if body is JOB:
-        made["metadata"]["name"] = new_name()
-    at = made
+        changed["metadata"]["name"] = new_name()
+    at = changed
     for key in keys[:-1]:
         at = at[key]
     at[keys[-1]] = value
-    return made
+    return changed
 
 
 REQUESTS = [("POST", "{p}/training-jobs", JOB), *OTHERS]
@@ -330,8 +330,8 @@ def test_invalid_json_has_its_documented_code(queued: tuple[Api, str]):
             body = b'{"description": ' + value + b"}"
             status, answer, _ = api.ask(method, filled(path, queued), body)
             assert (status, answer["error_code"]) == (400, "ModelArts.2787"), (path, value[:20])
-    found = api.ok("POST", "{p}/training-job-searches", {})
-    assert found["items"]
+    page = api.ok("POST", "{p}/training-job-searches", {})
+    assert page["items"]
 
 
 def test_searches_with_more_conditions_than_sqlite_takes_are_refused(queued: tuple[Api, str]):
@@ -379,9 +379,9 @@ def test_an_algorithm_with_nameless_parameters_is_refused(queued: tuple[Api, str
         body = {"metadata": {"name": new_name()}, "job_config": config}
         assert api.ask("POST", "{p}/algorithms", body)[0] == 400
     body["job_config"]["parameters"] = [{"name": "a", "value": "1"}]
-    made = api.ok("POST", "{p}/algorithms", body)["metadata"]["id"]
+    algorithm = api.ok("POST", "{p}/algorithms", body)["metadata"]["id"]
     for parameters in ([{}], ["a"], 7, [{"name": ["a"]}]):
-        job = api.body("true", algorithm={"id": made, "parameters": parameters})
+        job = api.body("true", algorithm={"id": algorithm, "parameters": parameters})
         assert api.ask("POST", "{p}/training-jobs", job)[0] in (201, 400)
 
 

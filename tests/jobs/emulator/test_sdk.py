@@ -99,9 +99,9 @@ def client(session_api: Api) -> Any:
 @pytest.fixture(scope="module")
 def job(session_api: Api) -> str:
     """A completed job with a log and metrics."""
-    made = session_api.create("sleep 1; echo hello")
-    session_api.await_phase(made)
-    return made
+    job_id = session_api.create("sleep 1; echo hello")
+    session_api.await_phase(job_id)
+    return job_id
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +127,10 @@ def answers(client: Any, session_api: Api, job: str) -> dict[str, tuple[int, str
     last = ("delete_training_job", "delete_authorizations")
     names = [name for name in OPERATIONS if name not in last]
     with ThreadPoolExecutor(16) as pool:
-        found = dict(zip(names, pool.map(answer, names), strict=True))
-    found.update((name, answer(name)) for name in last)
+        answer_of = dict(zip(names, pool.map(answer, names), strict=True))
+    answer_of.update((name, answer(name)) for name in last)
     client.create_authorization(sdk.CreateAuthorizationRequest())
-    return found
+    return answer_of
 
 
 def _request(operation: str, values: dict[str, Any]) -> Any:
@@ -140,8 +140,8 @@ def _request(operation: str, values: dict[str, Any]) -> Any:
     text = inspect.getsource(getattr(sdk.ModelArtsClient, f"_{operation}_http_info"))
     in_path = re.findall(r"\{(\w+)\}", re.findall(r'"resource_path": "(.+)"', text)[0])
     names = {name for name, sent in kind.attribute_map.items() if sent in in_path}
-    known = dict.fromkeys(names, "x") | values
-    return kind(**{name: known[name] for name in kind.attribute_map if name in known})
+    values_of = dict.fromkeys(names, "x") | values
+    return kind(**{name: values_of[name] for name in kind.attribute_map if name in values_of})
 
 
 def test_every_operation_of_the_sdk_gets_an_answer_that_it_can_parse(
@@ -175,10 +175,10 @@ def test_the_sdk_of_the_registry_lists_the_tags_of_an_image(session_api: Api):
     request = swr.ListRepositoryTagsRequest(
         namespace="cloudjob", repository="base", limit="10", offset="0", tag="v2"
     )
-    found = client.list_repository_tags(request)
+    answer = client.list_repository_tags(request)
 
-    assert [(tag.tag, tag.path) for tag in found.body] == [("v2", "cloudjob/base:v2")]
-    assert found.content_range == "0-0/1"
+    assert [(tag.tag, tag.path) for tag in answer.body] == [("v2", "cloudjob/base:v2")]
+    assert answer.content_range == "0-0/1"
 
 
 def full_body(s3: Any, name: str) -> Any:
@@ -239,10 +239,10 @@ def full_body(s3: Any, name: str) -> Any:
 
 def test_a_full_job_goes_through_the_sdk(client: Any, s3: Any):
     name = new_name()
-    made = client.create_training_job(full_body(s3, name))
-    job = made.metadata.id
+    created = client.create_training_job(full_body(s3, name))
+    job = created.metadata.id
     show = sdk.ShowTrainingJobDetailsRequest(training_job_id=job)
-    found = await_true(lambda: _ended(client.show_training_job_details(show)))
+    details = await_true(lambda: _ended(client.show_training_job_details(show)))
     log = client.show_training_job_logs_preview(
         sdk.ShowTrainingJobLogsPreviewRequest(training_job_id=job, task_id="worker-1")
     )
@@ -262,11 +262,11 @@ def test_a_full_job_goes_through_the_sdk(client: Any, s3: Any):
         )
     )
 
-    assert found.status.phase == "Completed", log.content
-    assert found.status.task_statuses[0].exit_code == 0
-    assert found.spec.resource.flavor_detail.flavor_info.cpu.core_num == 2
-    assert found.algorithm.inputs[0].local_dir == "/home/ma-user/modelarts/inputs/data_url_0"
-    assert found.endpoints.ssh.key_pair_names == ["k"]
+    assert details.status.phase == "Completed", log.content
+    assert details.status.task_statuses[0].exit_code == 0
+    assert details.spec.resource.flavor_detail.flavor_info.cpu.core_num == 2
+    assert details.algorithm.inputs[0].local_dir == "/home/ma-user/modelarts/inputs/data_url_0"
+    assert details.endpoints.ssh.key_pair_names == ["k"]
     assert "--n=1" in log.content
     assert log.current_size == log.full_size
     assert events.events[0].message == "Training job created."
@@ -287,8 +287,8 @@ def test_a_full_job_goes_through_the_sdk(client: Any, s3: Any):
     assert caught.value.error_code == "ModelArts.2775"
 
 
-def _ended(found: Any) -> Any:
-    return found if found.status.phase in ("Completed", "Failed", "Abnormal") else None
+def _ended(details: Any) -> Any:
+    return details if details.status.phase in ("Completed", "Failed", "Abnormal") else None
 
 
 def test_the_sdk_stops_a_job_once(client: Any, session_api: Api):
@@ -347,7 +347,7 @@ def test_tags_are_added_found_counted_and_removed(client: Any, session_api: Api,
     key = new_name()
     tags = sdk.CreateTmsTagsRequest(tags=[sdk.TmsTag(key=key, value="v")])
     client.create_train_job_tags(sdk.CreateTrainJobTagsRequest(training_job_id=job, body=tags))
-    shown = client.show_train_job_tags(sdk.ShowTrainJobTagsRequest(training_job_id=job))
+    answer = client.show_train_job_tags(sdk.ShowTrainJobTagsRequest(training_job_id=job))
     project = client.list_training_job_tags(sdk.ListTrainingJobTagsRequest())
     page = client.list_training_jobs(
         sdk.ListTrainingJobsRequest(
@@ -357,7 +357,7 @@ def test_tags_are_added_found_counted_and_removed(client: Any, session_api: Api,
     count = {"tags": [{"key": key, "values": ["v"]}]}
     path = "{p}/modelarts-training-job/resource-instances/"
 
-    assert (key, "v") in [(tag.key, tag.value) for tag in shown.tags]
+    assert (key, "v") in [(tag.key, tag.value) for tag in answer.tags]
     assert key in [tag.key for tag in project.tags]
     assert [item.metadata.id for item in page.items] == [job]
     assert session_api.ok("POST", path + "count", count) == {"total_count": 1}
@@ -377,21 +377,21 @@ def test_an_algorithm_is_created_used_changed_and_deleted(client: Any, session_a
         engine=sdk.AlgorithmCreateEngine(engine_id=PYTORCH),
         parameters=[sdk.Parameters(name="a", value="1"), sdk.Parameters(name="b", value="2")],
     )
-    made = client.create_algorithm(
+    created = client.create_algorithm(
         sdk.CreateAlgorithmRequest(
             body=sdk.Algorithm(metadata=sdk.AlgorithmMetadata(name=name), job_config=config)
         )
     )
-    number = made.metadata.id
+    number = created.metadata.id
     listed = client.list_algorithms(sdk.ListAlgorithmsRequest(searches=f"name:{name}"))
     body = session_api.body("")
     body["algorithm"] = {"id": number, "parameters": [{"name": "b", "value": "9"}]}
     job = session_api.ok("POST", "{p}/training-jobs", body)["metadata"]["id"]
-    found = session_api.await_phase(job)
+    details = session_api.await_phase(job)
 
     assert [item.metadata.id for item in listed.items] == [number]
-    assert found["status"]["phase"] == "Completed"
-    assert found["algorithm"]["name"] == name
+    assert details["status"]["phase"] == "Completed"
+    assert details["algorithm"]["name"] == name
     assert "['--b=9', '--a=1']" in session_api.log(job)
     client.delete_algorithm(sdk.DeleteAlgorithmRequest(algorithm_id=number))
     with pytest.raises(ClientRequestException) as caught:
@@ -414,8 +414,8 @@ def test_an_experiment_is_created_found_changed_counted_and_deleted(client: Any,
         body = sdk.CreateTrainingExperimentRequestBody(metadata=metadata)
         return sdk.CreateTrainingExperimentRequest(body=body)
 
-    made = client.create_training_experiment(request(name))
-    number = made.metadata.id
+    created = client.create_training_experiment(request(name))
+    number = created.metadata.id
     client.create_training_experiment(request(other))
     check = sdk.CheckTrainingExperimentRequest(experiment_name=name)
     show = sdk.ShowTrainingExperimentDetailsRequest(experiment_id=number)
@@ -433,9 +433,9 @@ def test_an_experiment_is_created_found_changed_counted_and_deleted(client: Any,
         body = session_api.body("true")
         body["metadata"]["training_experiment_reference"] = reference
         job = session_api.ok("POST", "{p}/training-jobs", body)
-    shown = client.show_training_experiment_details(show)
-    assert shown.statistic.job_count == 2
-    assert shown.metadata.description == "d"
+    details = client.show_training_experiment_details(show)
+    assert details.statistic.job_count == 2
+    assert details.metadata.description == "d"
     assert job["metadata"]["training_experiment_reference"] == {
         "id": number,
         "name": name,
@@ -465,9 +465,9 @@ def test_a_job_creates_the_experiment_that_it_names_but_an_id_must_exist(
 
 
 def test_the_sdk_lists_the_categories_of_events(client: Any):
-    found = client.list_event_categories(sdk.ListEventCategoriesRequest()).event_categories
+    categories = client.list_event_categories(sdk.ListEventCategoriesRequest()).event_categories
 
-    assert "JobFailed" in [item.id for item in found]
+    assert "JobFailed" in [item.id for item in categories]
 
 
 def test_jobs_of_31_days_are_found_by_host_type_and_tag(client: Any, session_api: Api, job: str):
@@ -479,21 +479,21 @@ def test_jobs_of_31_days_are_found_by_host_type_and_tag(client: Any, session_api
     def request(**values: Any) -> Any:
         return sdk.ListTrainingJobsRequest(body=sdk.JobSearches(tags=by_tag, **values))
 
-    def found(**values: Any) -> list[str]:
+    def search(**values: Any) -> list[str]:
         return [item.metadata.id for item in client.list_training_jobs(request(**values)).items]
 
     def refused(**values: Any) -> bool:
         return refusal(client.list_training_jobs, request(**values))[0] == 400
 
-    assert found() == found(train_type="job") == found(host_ips=["127.0.0.1", "::1"]) == [job]
-    assert found(train_type="ftjob") == found(host_ips=["192.0.2.7"]) == []
+    assert search() == search(train_type="job") == search(host_ips=["127.0.0.1", "::1"]) == [job]
+    assert search(train_type="ftjob") == search(host_ips=["192.0.2.7"]) == []
     assert refused(train_type="other")
     assert refused(host_ips=["here"])
     assert refused(host_ips=["127.0.0.1"] * 11)
     year = sdk.Filter(key="create_time", operator="between", value=["0", str(365 * 86_400_000)])
     assert refused(filters=[year])
     old = sdk.Filter(key="create_time", operator="between", value=["0", "86400000"])
-    assert found(filters=[old]) == []
+    assert search(filters=[old]) == []
 
 
 @pytest.mark.parametrize(
@@ -548,12 +548,12 @@ def test_a_batch_deletes_all_jobs_or_none(client: Any, session_api: Api):
 
 
 def test_an_image_is_registered_listed_and_shown(client: Any):
-    made = client.register_image(
+    image = client.register_image(
         sdk.RegisterImageRequest(body=sdk.ImageRegRequest(swr_path="registry/ns/img:1"))
     )
-    shown = client.show_image(sdk.ShowImageRequest(id=made.id))
+    details = client.show_image(sdk.ShowImageRequest(id=image.id))
 
-    assert (shown.name, shown.tag, shown.status) == ("img", "1", "ACTIVE")
-    client.delete_image(sdk.DeleteImageRequest(id=made.id))
+    assert (details.name, details.tag, details.status) == ("img", "1", "ACTIVE")
+    client.delete_image(sdk.DeleteImageRequest(id=image.id))
     with pytest.raises(ClientRequestException):
-        client.show_image(sdk.ShowImageRequest(id=made.id))
+        client.show_image(sdk.ShowImageRequest(id=image.id))

@@ -33,7 +33,7 @@ def test_seaweedfs_uses_other_ports_if_some_are_taken_meanwhile(
 
 
 def test_no_sockets_are_left_in_tmp_after_a_stop_or_a_kill(tmp_path: Path):
-    found: list[set[Path]] = []
+    sockets_of_runs: list[set[Path]] = []
     with ExitStack() as stack:
         for _ in range(2):
             server = seaweedfs.SeaweedFS(tmp_path, "bucket")
@@ -42,10 +42,10 @@ def test_no_sockets_are_left_in_tmp_after_a_stop_or_a_kill(tmp_path: Path):
             ports = enumerate(seaweedfs._NAMES, server.port + 10_000)
             sockets = {Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock") for port, name in ports}
             await_true(lambda sockets=sockets: all(path.exists() for path in sockets))
-            found.append(sockets)
+            sockets_of_runs.append(sockets)
             assert server._process
             server._process.kill()
             await_true(lambda server=server: not server.is_alive())
-        assert not [path for path in found[0] if path.exists()]
+        assert not [path for path in sockets_of_runs[0] if path.exists()]
 
-    assert not [path for path in found[1] if path.exists()]
+    assert not [path for path in sockets_of_runs[1] if path.exists()]

@@ -22,8 +22,8 @@ def _run(*argv: str | Path) -> subprocess.CompletedProcess[str]:
 def unpacked(zipapp: str, tmp_path: Path) -> Path:
     folder = tmp_path / "opt" / "jobentry"
     folder.parent.mkdir()
-    made = _run(sys.executable, "-I", "-S", zipapp, "--unpack", folder)
-    assert (made.returncode, made.stdout, made.stderr) == (0, "", "")
+    result = _run(sys.executable, "-I", "-S", zipapp, "--unpack", folder)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     return folder
 
 
@@ -101,11 +101,11 @@ def test_a_safe_path_stays_safe(zipapp: str, unpacked: Path, tmp_path: Path, kin
 
 
 def test_unpacking_to_an_unwritable_folder_is_reported_in_one_line(zipapp: str):
-    made = _run(sys.executable, zipapp, "--unpack", "/proc/nowhere")
+    result = _run(sys.executable, zipapp, "--unpack", "/proc/nowhere")
 
-    assert made.returncode == 1
-    assert made.stderr.startswith("jobentry: unpacking to /proc/nowhere: ")
-    assert made.stderr.count("\n") == 1
+    assert result.returncode == 1
+    assert result.stderr.startswith("jobentry: unpacking to /proc/nowhere: ")
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])

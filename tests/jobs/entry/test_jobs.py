@@ -102,8 +102,8 @@ class Entry:
     @property
     def out(self) -> str:
         """The log without the journal, as a user sees it."""
-        shown, _ = journal.split((self.folder / "out").read_bytes())
-        return shown.decode("utf-8", "backslashreplace")
+        text, _ = journal.split((self.folder / "out").read_bytes())
+        return text.decode("utf-8", "backslashreplace")
 
     @property
     def err(self) -> str:
@@ -194,16 +194,16 @@ class Job:
     @property
     def record(self) -> dict[str, Any]:
         """The exit record that the head wrote."""
-        found = json.loads((self.folder / "exit.json").read_text())
-        assert isinstance(found, dict)
-        return found
+        values = json.loads((self.folder / "exit.json").read_text())
+        assert isinstance(values, dict)
+        return values
 
     @property
     def failure(self) -> dict[str, Any]:
         """The failure in the exit record."""
-        found = self.record["failure"]
-        assert isinstance(found, dict)
-        return found
+        values = self.record["failure"]
+        assert isinstance(values, dict)
+        return values
 
     def mpiruns(self) -> list[str]:
         """Return the process id of each mpirun that was started."""
@@ -218,14 +218,14 @@ class Job:
     def running_processes(self, below: str = "") -> list[int]:
         """Return the running processes of this job, or of one of its nodes."""
         mark = os.fsencode("=%s/%s" % (self.folder, below))
-        found = []
+        pids = []
         for folder in Path("/proc").iterdir():
             try:
                 if mark in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
+                    pids.append(int(folder.name))
             except (OSError, ValueError):
                 pass
-        return found
+        return pids
 
     def close(self) -> None:
         for process in self.running_processes():
@@ -516,9 +516,11 @@ def test_each_rank_has_the_right_environment(two_node_job: Job):
         two_node_job.start(1, LR="node", TOKEN="node", MA_CURRENT_IP="10.0.0.2", OTHER="node"),
     ]
     assert [entry.wait().code for entry in entries] == [0, 0]
-    found = [json.loads((two_node_job.folder / name).read_text()) for name in ("env0", "env1")]
+    environments = [
+        json.loads((two_node_job.folder / name).read_text()) for name in ("env0", "env1")
+    ]
 
-    for environ, node, other in zip(found, ("head", "node"), ("10.0.0.1", "10.0.0.2")):
+    for environ, node, other in zip(environments, ("head", "node"), ("10.0.0.1", "10.0.0.2")):
         assert (environ["UGLY"], environ["EMPTY"]) == (ugly, "")
         assert (environ["MA_X"], environ["S3_Y"], environ["LR"]) == ("k=v", "plain", "head")
         assert (environ["TOKEN"], environ["OTHER"], environ["MA_CURRENT_IP"]) == (node, node, other)

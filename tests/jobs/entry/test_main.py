@@ -45,8 +45,8 @@ class Node:
         self.folder = folder
         self.programs = folder / "bin"
         self.code = folder / "code"
-        for made in (self.programs, self.code):
-            made.mkdir()
+        for path in (self.programs, self.code):
+            path.mkdir()
         self._zipapp = zipapp
         for name in ("env", "sh", "bash", "sleep", "echo"):
             (self.programs / name).symlink_to(Path("/bin") / name)
@@ -102,9 +102,9 @@ class Node:
 
     def record(self) -> dict[str, Any]:
         """Return the exit record that the entry wrote."""
-        found = json.loads((self.folder / "exit.json").read_text())
-        assert isinstance(found, dict)
-        return found
+        values = json.loads((self.folder / "exit.json").read_text())
+        assert isinstance(values, dict)
+        return values
 
 
 @pytest.fixture
@@ -132,33 +132,33 @@ def test_a_dry_run_prints_the_plan(node: Node):
         CLOUDJOB_SECRET_NAMES="TOKEN",
         TOKEN="hidden",
     )
-    shown = json.loads(result.out)
+    plan = json.loads(result.out)
 
     assert (result.code, result.err) == (0, "")
     assert "hidden" not in result.out
-    assert sorted(shown) == ["argv", "cwd", "env", "files", "role"]
-    assert shown["role"] == "head"
-    assert shown["cwd"] == str(node.code)
-    assert shown["argv"][:3] == [str(mpirun), "-np", "2"]
-    assert shown["argv"][-5:] == [node._zipapp, "--script", "x.py", "--json", "a b"]
-    assert "TOKEN" not in shown["env"]
-    assert [sorted(file) for file in shown["files"]] == [["mode", "path", "text"]] * 2
-    assert [file["mode"] for file in shown["files"]] == ["0600"] * 2
+    assert sorted(plan) == ["argv", "cwd", "env", "files", "role"]
+    assert plan["role"] == "head"
+    assert plan["cwd"] == str(node.code)
+    assert plan["argv"][:3] == [str(mpirun), "-np", "2"]
+    assert plan["argv"][-5:] == [node._zipapp, "--script", "x.py", "--json", "a b"]
+    assert "TOKEN" not in plan["env"]
+    assert [sorted(file) for file in plan["files"]] == [["mode", "path", "text"]] * 2
+    assert [file["mode"] for file in plan["files"]] == ["0600"] * 2
     assert {path.name for path in node.folder.iterdir()} == {"bin", "code"}
 
 
 def test_a_dry_run_of_a_worker_starts_nothing(node: Node):
     result = node.run("--dry-run", "--json", "x.py", VC_WORKER_HOSTS="a,b", VC_TASK_INDEX="1")
-    shown = json.loads(result.out)
+    plan = json.loads(result.out)
 
-    assert (shown["role"], shown["argv"]) == ("worker", [])
+    assert (plan["role"], plan["argv"]) == ("worker", [])
 
 
 def test_a_dry_run_needs_no_open_mpi(node: Node):
     """Without Open MPI, as on a laptop, it prints the plan for Open MPI 4.1."""
-    shown = json.loads(node.run("--dry-run", "--json", "x.py").out)
+    plan = json.loads(node.run("--dry-run", "--json", "x.py").out)
 
-    assert shown["argv"][:3] == ["mpirun", "-np", "1"]
+    assert plan["argv"][:3] == ["mpirun", "-np", "1"]
 
 
 def test_a_dry_run_without_json_prints_one_argument_per_line(node: Node):
@@ -332,7 +332,7 @@ PLATFORM = {"CLOUDJOB_JOB": "", "MA_VJ_NAME": "ma-job-1", "MA_NUM_HOSTS": "2", "
 def test_a_boot_command_may_name_an_interpreter_and_uses_the_key_of_the_image(node: Node):
     """As in `run_mpi.sh python train.py`; the ranks start in the folder of the boot command."""
     node.add_mpirun()
-    own = node.add("python3.7", "")
+    interpreter = node.add("python3.7", "")
     node.write("train.py")
     node.write("other/train.py")
     key = node.folder / ".ssh" / "id_rsa"
@@ -341,14 +341,14 @@ def test_a_boot_command_may_name_an_interpreter_and_uses_the_key_of_the_image(no
     args = ("--dry-run", "--json", "python3.7", "-u", str(node.code / "train.py"), "--lr=1")
 
     result = node.run(*args, **PLATFORM, WORKSPACE=str(node.code / "other"))
-    shown = json.loads(result.out)
+    plan = json.loads(result.out)
 
     assert result.code == 0, result
     assert f"the nodes use the key {key}, as CLOUDJOB_SSH_KEY is not set" in result.err
     script = ("--script", str(node.code / "train.py"), "--lr=1")
-    assert shown["argv"][-5:] == [str(own), node._zipapp, *script]
-    assert shown["cwd"] == str(node.code)
-    assert shown["files"][0]["text"] == (
+    assert plan["argv"][-5:] == [str(interpreter), node._zipapp, *script]
+    assert plan["cwd"] == str(node.code)
+    assert plan["files"][0]["text"] == (
         "ma-job-1-worker-0.ma-job-1 slots=1\nma-job-1-worker-1.ma-job-1 slots=1\n"
     )
 
@@ -356,9 +356,9 @@ def test_a_boot_command_may_name_an_interpreter_and_uses_the_key_of_the_image(no
 def test_a_boot_command_may_be_any_program(node: Node):
     node.add_mpirun()
     args = ("--dry-run", "--json", "python", "-m", "train")
-    shown = json.loads(node.run(*args, CLOUDJOB_JOB="").out)
+    plan = json.loads(node.run(*args, CLOUDJOB_JOB="").out)
 
-    assert shown["argv"][-4:] == ["--", str(node.programs / "python"), "-m", "train"]
+    assert plan["argv"][-4:] == ["--", str(node.programs / "python"), "-m", "train"]
 
 
 @pytest.mark.parametrize(
@@ -393,9 +393,9 @@ def test_workspace_is_used_if_only_it_has_the_script(node: Node):
     node.write("other/train.py")
     other = str(node.code / "other")
     args = ("--dry-run", "--json", "train.py")
-    shown = json.loads(node.run(*args, CLOUDJOB_JOB="", WORKSPACE=other).out)
+    plan = json.loads(node.run(*args, CLOUDJOB_JOB="", WORKSPACE=other).out)
 
-    assert shown["cwd"] == other
+    assert plan["cwd"] == other
 
 
 @pytest.mark.parametrize(
@@ -422,21 +422,21 @@ def test_a_dry_run_without_a_submit_checks_script_and_key(
 def test_a_host_file_that_exists_is_used_as_it_is(node: Node):
     node.add("mpirun", 'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.4"; fi')
     node.write("x.py")
-    own = node.folder / "hosts"
-    own.write_text("10.0.0.1 slots=2\n")
-    note = f"OPENMPI_HOST_FILE_PATH={own}: it exists, and mpirun uses it as it is"
+    host_file = node.folder / "hosts"
+    host_file.write_text("10.0.0.1 slots=2\n")
+    note = f"OPENMPI_HOST_FILE_PATH={host_file}: it exists, and mpirun uses it as it is"
 
-    dry = node.run("--dry-run", "--json", "x.py", OPENMPI_HOST_FILE_PATH=str(own))
-    page = node.run("--dry-run", "x.py", OPENMPI_HOST_FILE_PATH=str(own))
-    result = node.run("x.py", OPENMPI_HOST_FILE_PATH=str(own))
-    shown = json.loads(dry.out)
+    dry = node.run("--dry-run", "--json", "x.py", OPENMPI_HOST_FILE_PATH=str(host_file))
+    page = node.run("--dry-run", "x.py", OPENMPI_HOST_FILE_PATH=str(host_file))
+    result = node.run("x.py", OPENMPI_HOST_FILE_PATH=str(host_file))
+    plan = json.loads(dry.out)
 
-    assert shown["notes"] == [note]
-    assert str(own) in shown["argv"]
-    assert str(own) not in [file["path"] for file in shown["files"]]
+    assert plan["notes"] == [note]
+    assert str(host_file) in plan["argv"]
+    assert str(host_file) not in [file["path"] for file in plan["files"]]
     assert f"note: {note}\n" in page.out
     assert note in result.err
-    assert own.read_text() == "10.0.0.1 slots=2\n"
+    assert host_file.read_text() == "10.0.0.1 slots=2\n"
 
 
 def test_a_dry_run_reports_an_mpirun_that_cannot_be_started(node: Node):
@@ -454,12 +454,12 @@ def test_variables_are_read_from_a_delivered_file(node: Node):
     result = node.run(
         "--dry-run", "--json", "x.py", CLOUDJOB_ENV_FILE=str(node.folder / "variables")
     )
-    shown = json.loads(result.out)
+    plan = json.loads(result.out)
 
     assert (result.code, result.err) == (0, "")
-    assert shown["env"]["A"] == "\udcff\nb"
-    assert shown["env"]["CLOUDJOB_JOB"] == "other"
-    assert "CLOUDJOB_ENV_FILE" not in shown["env"]
+    assert plan["env"]["A"] == "\udcff\nb"
+    assert plan["env"]["CLOUDJOB_JOB"] == "other"
+    assert "CLOUDJOB_ENV_FILE" not in plan["env"]
 
 
 def test_a_missing_file_of_variables_is_reported(node: Node):
@@ -550,13 +550,13 @@ def test_an_unwritable_home_folder_is_reported_and_recorded(node: Node):
 def test_a_tune_file_that_exists_is_left_as_it_is(node: Node):
     node.add_mpirun()
     node.write("x.py")
-    own = node.folder / "tune"
-    own.write_text("mine")
+    tune_file = node.folder / "tune"
+    tune_file.write_text("mine")
 
-    result = node.run("x.py", TUNE_ENV_FILE=str(own))
+    result = node.run("x.py", TUNE_ENV_FILE=str(tune_file))
 
-    assert f"TUNE_ENV_FILE={own}: it exists and is left as it is" in result.err
-    assert own.read_text() == "mine"
+    assert f"TUNE_ENV_FILE={tune_file}: it exists and is left as it is" in result.err
+    assert tune_file.read_text() == "mine"
 
 
 def test_an_entry_that_fails_leaves_nothing_in_its_home(node: Node):

@@ -160,15 +160,15 @@ class Head:
 @pytest.fixture
 def make_head(tmp_path: Path) -> Iterator[Callable[..., Head]]:
     """A function that creates a head with workers of the given kinds."""
-    made: list[Head] = []
+    heads: list[Head] = []
 
     def make(*kinds: str, stall_s: float = 300.0) -> Head:
-        made.append(Head(tmp_path, kinds, stall_s))
-        return made[-1]
+        heads.append(Head(tmp_path, kinds, stall_s))
+        return heads[-1]
 
     with signals_restored():
         yield make
-        for each in made:
+        for each in heads:
             each.close()
 
 

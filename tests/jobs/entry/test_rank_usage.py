@@ -57,9 +57,9 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, until: Callable[..., None]) -> Iterator[Node]:
-    found = Node(tmp_path, until)
-    yield found
-    found.close()
+    new_node = Node(tmp_path, until)
+    yield new_node
+    new_node.close()
 
 
 def test_a_busy_rank_differs_from_one_that_sleeps(node: Node, until: Callable[..., None]):
@@ -67,22 +67,22 @@ def test_a_busy_rank_differs_from_one_that_sleeps(node: Node, until: Callable[..
     node.start(1, QUIET)
     until(lambda: node.sample()[0].cpu_percent > 0)
     time.sleep(0.3)
-    found = node.sample()
+    ranks = node.sample()
 
-    assert found[0].cpu_percent > found[1].cpu_percent
-    assert found[0].state == "R"
-    assert found[1].state == "S"
-    assert found[1].rss_mib > 0
+    assert ranks[0].cpu_percent > ranks[1].cpu_percent
+    assert ranks[0].state == "R"
+    assert ranks[1].state == "S"
+    assert ranks[1].rss_mib > 0
 
 
 def test_processes_that_a_rank_starts_count_for_it(node: Node, until: Callable[..., None]):
     node.start(0, QUIET)
     node.start(1, FORKING)
     until(lambda: node.sample()[1].children == 3)
-    found = node.sample()
+    ranks = node.sample()
 
-    assert (found[0].children, found[0].threads) == (0, 1)
-    assert found[1].threads == 4
+    assert (ranks[0].children, ranks[0].threads) == (0, 1)
+    assert ranks[1].threads == 4
 
 
 def test_a_silent_rank_has_been_quiet_since_its_last_output(node: Node):
@@ -92,10 +92,10 @@ def test_a_silent_rank_has_been_quiet_since_its_last_output(node: Node):
         log = node.folder / ("rank-%d.log" % rank)
         log.write_bytes(b"hello\n")
         os.utime(log, (time.time() - age_s, time.time() - age_s))
-    found = node.sample()
+    ranks = node.sample()
 
-    assert found[0].quiet_s < 300
-    assert 999 <= found[1].quiet_s < 1300
+    assert ranks[0].quiet_s < 300
+    assert 999 <= ranks[1].quiet_s < 1300
 
 
 def test_the_state_of_an_ended_rank_shows_how_it_ended(node: Node):
@@ -103,9 +103,9 @@ def test_the_state_of_an_ended_rank_shows_how_it_ended(node: Node):
     for rank, end in enumerate(ends):
         node.start(rank, QUIET)
         node.ranks.handle_event("end %d %s %f " % (rank, end, time.time()))
-    found = node.sample()
+    ranks = node.sample()
 
-    assert "".join(found[rank].state for rank in range(4)) == "EFCF"
+    assert "".join(ranks[rank].state for rank in range(4)) == "EFCF"
 
 
 def test_a_rank_that_fails_after_it_was_asked_to_end_was_stopped(node: Node):

@@ -614,8 +614,8 @@ def test_endless_recursion_fails_as_under_plain_python(tmp_path: Path, run_scrip
 
     result, notes = run_script(script, cwd=tmp_path)
 
-    shown = re.sub(rb"repeated \d+", b"repeated", result.err)
-    assert shown == re.sub(rb"repeated \d+", b"repeated", plain(script, cwd=tmp_path).err)
+    traceback = re.sub(rb"repeated \d+", b"repeated", result.err)
+    assert traceback == re.sub(rb"repeated \d+", b"repeated", plain(script, cwd=tmp_path).err)
     assert [note.code for note in notes] == [1]
 
 

@@ -158,12 +158,12 @@ def test_a_rank_with_more_work_is_named_with_its_place(make_node, until):
     node.start("def step(): idle(.09 if rank == 1 else .02)\n" + STEPS, until)
 
     until(lambda: node.verdict() is not None, within_s=120)
-    found = node.verdict()
+    slow_ranks = node.verdict()
 
-    assert found is not None
-    assert found.ranks == (1,)
-    assert found.place[:3] == ("job.py", 14, "idle")
-    assert found.place_percent >= 50
+    assert slow_ranks is not None
+    assert slow_ranks.ranks == (1,)
+    assert slow_ranks.place[:3] == ("job.py", 14, "idle")
+    assert slow_ranks.place_percent >= 50
     assert all(each.meeting == "barrier at job.py:18" for each in node.history[0][1:] if each.waits)
 
 
@@ -182,9 +182,9 @@ def test_a_rank_whose_cpu_others_take_is_named_with_that_reason(make_node, until
         named: list[Slow] = []
 
         def is_named_for_its_cpu() -> bool:
-            found = node.verdict()
-            if found is not None and found.reason is Reason.CPU:
-                named.append(found)
+            slow_ranks = node.verdict()
+            if slow_ranks is not None and slow_ranks.reason is Reason.CPU:
+                named.append(slow_ranks)
             return bool(named)
 
         until(is_named_for_its_cpu, within_s=400)

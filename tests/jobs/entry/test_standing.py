@@ -96,22 +96,22 @@ def build(folder: Path, source: str) -> str:
 
 @pytest.fixture
 def node(tmp_path: Path, until: Callable[..., None]) -> Iterator[Node]:
-    found = Node(tmp_path, until)
-    yield found
-    found.close()
+    new_node = Node(tmp_path, until)
+    yield new_node
+    new_node.close()
 
 
 def test_a_rank_that_waits_is_reported_with_its_place(node: Node):
     os.mkfifo(node.folder / "pipe")
     node.start_python(1, "def load():\n    return open('pipe').read()\nload()\n")
 
-    found = node.await_all(1)[1]
+    standing = node.await_all(1)[1]
 
-    assert found[:4] == (1, 3, Activity.IDLE, Wait.FILE)
-    assert found.does == "opening a pipe that no other process has opened"
-    assert found.place == ("job1.py", 2, "load", "return open('pipe').read()")
-    assert found.still_s >= 30 * SCALE
-    assert found.cpu_percent < 5
+    assert standing[:4] == (1, 3, Activity.IDLE, Wait.FILE)
+    assert standing.does == "opening a pipe that no other process has opened"
+    assert standing.place == ("job1.py", 2, "load", "return open('pipe').read()")
+    assert standing.still_s >= 30 * SCALE
+    assert standing.cpu_percent < 5
 
 
 STUCK = {
@@ -136,14 +136,14 @@ def test_what_a_rank_waits_for_is_named_with_the_line_of_its_script(node: Node):
     for rank, text in enumerate(STUCK):
         node.start_python(rank, text)
 
-    found = node.await_all(*range(len(STUCK)))
+    standing_of = node.await_all(*range(len(STUCK)))
 
     for rank, (text, does) in enumerate(STUCK.items()):
         lines = text.splitlines()
-        assert found[rank].does.startswith(does), found[rank]
-        assert found[rank].activity is Activity.IDLE
-        assert found[rank].place[:2] == ("job%d.py" % rank, len(lines)), found[rank]
-        assert found[rank].place[3] == lines[-1]
+        assert standing_of[rank].does.startswith(does), standing_of[rank]
+        assert standing_of[rank].activity is Activity.IDLE
+        assert standing_of[rank].place[:2] == ("job%d.py" % rank, len(lines)), standing_of[rank]
+        assert standing_of[rank].place[3] == lines[-1]
 
 
 def test_what_a_rank_does_tells_one_that_computes_from_one_that_waits(node: Node):
@@ -152,15 +152,15 @@ def test_what_a_rank_does_tells_one_that_computes_from_one_that_waits(node: Node
     node.start_python(2, "import time\ntime.sleep(600)")
     node.start_python(3, "import time\nclass comm: Barrier = time.sleep\ncomm.Barrier(600)")
 
-    found = node.await_all(0, 1, 2, 3)
+    standing_of = node.await_all(0, 1, 2, 3)
 
-    assert {rank: (each.activity, each.wait) for rank, each in found.items()} == {
+    assert {rank: (each.activity, each.wait) for rank, each in standing_of.items()} == {
         0: (Activity.BUSY, Wait.NOTHING),
         1: (Activity.BUSY, Wait.NOTHING),
         2: (Activity.IDLE, Wait.SLEEP),
         3: (Activity.WAITING, Wait.RANKS),
     }
-    assert found[3].operation == "barrier"
+    assert standing_of[3].operation == "barrier"
 
 
 def test_a_rank_whose_thread_downloads_is_busy(node: Node):
@@ -181,12 +181,12 @@ def test_a_rank_whose_thread_downloads_is_busy(node: Node):
             lambda: [stream.sendall(bytes(5000)) for _ in iter(lambda: ended.wait(0.02), True)]
         )
         try:
-            found = node.await_all(0)[0]
+            standing = node.await_all(0)[0]
         finally:
             ended.set()
 
-    assert found.moved_bytes_s >= 100_000
-    assert found.activity is Activity.BUSY
+    assert standing.moved_bytes_s >= 100_000
+    assert standing.activity is Activity.BUSY
 
 
 def test_a_rank_that_waits_for_others_in_c_code_waits_also_if_it_spins(node: Node):
@@ -198,10 +198,10 @@ def test_a_rank_that_waits_for_others_in_c_code_waits_also_if_it_spins(node: Nod
     )
     process = node.start_python(0, f"import ctypes\nctypes.CDLL({library!r}).solve()\n")
 
-    found = node.await_all(0)[0]
+    standing = node.await_all(0)[0]
 
-    assert (found.activity, found.wait) == (Activity.WAITING, Wait.RANKS)
-    assert found.does == "waiting for other ranks (MPI_Barrier)"
+    assert (standing.activity, standing.wait) == (Activity.WAITING, Wait.RANKS)
+    assert standing.does == "waiting for other ranks (MPI_Barrier)"
     assert linux.stat(process)[0] == b"R", "it goes on"
 
 
@@ -218,10 +218,10 @@ def test_a_rank_that_has_left_its_script_is_reported_with_the_call_in_which_it_w
         "ctypes.pythonapi.Py_AtExit(library.at_exit)\n",
     )
 
-    found = node.await_all(0)[0]
+    standing = node.await_all(0)[0]
 
-    assert (found.activity, found.wait) == (Activity.WAITING, Wait.RANKS)
-    assert (found.place.file, found.operation) == ("", "finalize")
+    assert (standing.activity, standing.wait) == (Activity.WAITING, Wait.RANKS)
+    assert (standing.place.file, standing.operation) == ("", "finalize")
 
 
 def test_a_rank_that_moves_is_not_reported(node: Node, until: Callable[..., None]):
@@ -268,12 +268,12 @@ def test_the_program_that_a_shell_or_a_launcher_has_started_counts(node: Node):
     node.start(0, "bash", "-c", f"{command}; echo")
     node.start_python(1, f"import subprocess\nsubprocess.run({command.split()})")
 
-    found = node.await_all(0, 1)
+    standing_of = node.await_all(0, 1)
 
-    assert [found[rank].place.function for rank in (0, 1)] == ["inner", "inner"]
-    assert found[0].does == "sleeping"
+    assert [standing_of[rank].place.function for rank in (0, 1)] == ["inner", "inner"]
+    assert standing_of[0].does == "sleeping"
     waits = r"sleeping; process \d+, for which <module>\(\) at job1\.py:2 waits"
-    assert re.fullmatch(waits, found[1].does), found[1]
+    assert re.fullmatch(waits, standing_of[1].does), standing_of[1]
 
 
 def test_a_program_that_is_no_python_is_not_reported(node: Node, until: Callable[..., None]):
@@ -337,11 +337,11 @@ def test_a_report_says_what_the_devices_do_and_which_collective_a_rank_has_not_l
     node.start_python(5, "import time\ntime.sleep(600)\n")
     node.launched = {child: Launched(Progress.BEHIND, "AllReduce 31")}
 
-    found = node.await_all(4, 5)
+    standing_of = node.await_all(4, 5)
 
-    assert [found[rank].computes for rank in (4, 5)] == [computes, computes]
-    assert [found[rank].progress for rank in (4, 5)] == [Progress.BEHIND, Progress.UNKNOWN]
-    assert [found[rank].missing for rank in (4, 5)] == ["AllReduce 31", ""]
+    assert [standing_of[rank].computes for rank in (4, 5)] == [computes, computes]
+    assert [standing_of[rank].progress for rank in (4, 5)] == [Progress.BEHIND, Progress.UNKNOWN]
+    assert [standing_of[rank].missing for rank in (4, 5)] == ["AllReduce 31", ""]
 
 
 # As PyTorch's loader: a process of multiprocessing calls the job's code, and the rank waits for it.
@@ -377,12 +377,12 @@ def test_a_rank_that_waits_for_its_data_loader_is_reported_with_what_the_loader_
     (folder / "dataloader.py").write_text(LOADER)
 
     node.start_python(0, LOADING)
-    found = node.await_all(0)[0]
+    standing = node.await_all(0)[0]
 
-    assert (found.wait, found.activity) == (Wait.DATA, Activity.IDLE)
-    assert found.place.line == 9
+    assert (standing.wait, standing.activity) == (Wait.DATA, Activity.IDLE)
+    assert standing.place.line == 9
     assert re.fullmatch(
         r"waiting for data of its loader; its process \d+ is in load\(\) at job0\.py:6, "
         r"opening a pipe that no other process has opened",
-        found.does,
+        standing.does,
     )

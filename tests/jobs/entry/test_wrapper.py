@@ -85,13 +85,13 @@ def test_the_user_may_unset_pythonunbuffered():
 def test_variables_of_other_nodes_do_not_reach_a_rank(
     session: dict[str, str], node: dict[str, str]
 ):
-    found = wrapper.rank_environment(session, node)
+    environ = wrapper.rank_environment(session, node)
 
     for name in names.PER_NODE:
         if name in node:
-            assert found[name] == node[name]
-    assert set(found) <= {*session, *node, "PYTHONUNBUFFERED"}
-    assert set(node) <= set(found)
+            assert environ[name] == node[name]
+    assert set(environ) <= {*session, *node, "PYTHONUNBUFFERED"}
+    assert set(node) <= set(environ)
 
 
 def test_the_environment_of_a_node_is_read_exactly(tmp_path: Path):

@@ -92,8 +92,8 @@ def test_nothing_is_open_to_others_whatever_the_umask(open_folder: Path, creator
 
     subprocess.run([sys.executable, "-c", CREATE_HOME, home, creator], cwd=ROOT, check=True)
 
-    found = [open_folder / "deep", home, *home.rglob("*")]
-    folders = [path for path in found if path.is_dir() and path.lstat().st_mode & 0o077]
+    paths = [open_folder / "deep", home, *home.rglob("*")]
+    folders = [path for path in paths if path.is_dir() and path.lstat().st_mode & 0o077]
     assert [path for path in folders if home / "store" not in path.parents] == []
 
 
@@ -200,12 +200,12 @@ def test_a_damaged_entry_is_unpacked_again(tmp_path: Path):
         assert again == entry
         assert len(path.read_bytes()) == len(intact), change
         assert b"?" not in path.read_bytes()[-9:-8]
-        assert [found.name for found in entry.parent.iterdir()] == [entry.name]
+        assert [entry_file.name for entry_file in entry.parent.iterdir()] == [entry.name]
 
 
 def test_an_intact_entry_is_left_unchanged(tmp_path: Path):
     entry = Path(interpreters.entry_of(tmp_path / "home"))
-    found = entry.stat().st_ino
+    inode = entry.stat().st_ino
     (entry / "jobentry" / "__pycache__" / "main.cpython-38.pyc").write_bytes(b"of another Python")
 
-    assert Path(interpreters.entry_of(tmp_path / "home")).stat().st_ino == found
+    assert Path(interpreters.entry_of(tmp_path / "home")).stat().st_ino == inode

@@ -64,13 +64,13 @@ class Webhook:
 
 @pytest.fixture
 def webhook() -> Iterator[Webhook]:
-    found = Webhook()
+    hook = Webhook()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            found.paths.append(self.path)
-            found.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(found.codes.pop(0) if found.codes else 200)
+            hook.paths.append(self.path)
+            hook.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(hook.codes.pop(0) if hook.codes else 200)
             self.send_header("Location", "/elsewhere")
             self.end_headers()
 
@@ -79,8 +79,8 @@ def webhook() -> Iterator[Webhook]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        found.url = f"http://127.0.0.1:{server.server_port}/services/{KEY}"
-        yield found
+        hook.url = f"http://127.0.0.1:{server.server_port}/services/{KEY}"
+        yield hook
         server.shutdown()
 
 
@@ -108,15 +108,15 @@ def notifiers(job: str) -> dict[int, bytes]:
 
     A submit can return just before the argv of a new notifier is visible in /proc.
     """
-    found = {}
+    argv_of = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             argv = path.read_bytes()
         except OSError:
             continue
         if f"cloudjob-notifier-{job}".encode() in argv.split(b"\0"):
-            found[int(path.parent.name)] = argv
-    return found
+            argv_of[int(path.parent.name)] = argv
+    return argv_of
 
 
 def send_end(webhook_url: str = "", command: tuple[str, ...] = (), limits: Limits = QUICK) -> None:
@@ -133,7 +133,7 @@ def test_a_failure_is_sent_once_with_the_verdict_and_without_secrets(
     argv = ["--secret", "TOKEN", "--notify", "HOOK", "--launcher", "python", "train.py", "--fail"]
 
     assert main(["submit", *argv]) == 7
-    shown = "".join(capfd.readouterr())
+    printed = "".join(capfd.readouterr())
     [sent] = webhook.received
     assert webhook.paths == [f"/services/{KEY}"]
     assert (sent["event"], sent["state"], sent["exit_code"]) == ("failure", "FAILED", 7)
@@ -144,8 +144,8 @@ def test_a_failure_is_sent_once_with_the_verdict_and_without_secrets(
     files = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
     assert len(files) > 5
     assert not [data for data in files if KEY.encode() in data]
-    assert KEY not in shown
-    assert "warning" not in shown
+    assert KEY not in printed
+    assert "warning" not in printed
     assert list((home / "notify").iterdir()) == []
 
 
@@ -206,12 +206,12 @@ def test_a_notification_that_fails_is_one_warning_and_changes_no_exit_code(
     webhook.codes = [404] * 9
 
     assert main(["submit", "--notify", "HOOK", "--launcher", "python", "train.py"]) == 0
-    shown = capfd.readouterr().err
-    warnings = [line for line in shown.splitlines() if line.startswith("warning")]
+    printed = capfd.readouterr().err
+    warnings = [line for line in printed.splitlines() if line.startswith("warning")]
     assert len(warnings) == 1
     assert warnings[0].startswith("warning: sending the notification of the end of train-")
     assert warnings[0].endswith(": webhook: it answered 404")
-    assert KEY not in shown
+    assert KEY not in printed
     assert len(webhook.received) == 1
     job = warnings[0].partition(" of the end of ")[2].partition(":")[0]
     assert main(["status", job]) == 0
@@ -314,7 +314,7 @@ def test_a_sweep_is_one_notification_with_each_job_and_the_failed_first(
     argv = ["--notify", "HOOK", "--launcher", "python", "--sweep", "way=--well,--fail,--fine"]
 
     assert main(["submit", *argv, "train.py", "{way}"]) == 7
-    shown = "".join(capfd.readouterr())
+    printed = "".join(capfd.readouterr())
     poll(lambda: not list((home / "notify").iterdir()), "end of the notifier", LIMIT_S)
 
     [sent] = webhook.received
@@ -332,7 +332,7 @@ def test_a_sweep_is_one_notification_with_each_job_and_the_failed_first(
         f"{sweep}-0 (way=--well): SUCCEEDED",
         f"{sweep}-2 (way=--fine): SUCCEEDED",
     ]
-    assert "warning" not in shown
+    assert "warning" not in printed
 
 
 def test_wait_sends_the_notification_of_a_sweep_whose_notifier_was_killed(
@@ -561,9 +561,9 @@ def test_a_secret_at_the_end_of_a_text_that_is_cut_is_masked(tmp_path: Path):
     sent = str(message.body(message.of_end(status), (secret,)))
     assert "b7c1" not in sent
     assert sent.count("x***") == 4
-    with pytest.raises(NotSent) as found:
+    with pytest.raises(NotSent) as caught:
         send.send(message.of_end(status), targets)
-    assert "a5yy" not in str(found.value)
+    assert "a5yy" not in str(caught.value)
 
 
 def test_output_of_a_rank_can_neither_flood_a_channel_nor_mention_its_members():

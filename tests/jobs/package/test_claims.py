@@ -348,21 +348,21 @@ class Race:
 
     def step(self, depth: int) -> None:
         """Run an action that another action can interrupt at any request."""
-        own = Store(self._store.root)
+        bucket = Store(self._store.root)
 
         def before(_verb: str, _key: str) -> None:
             if depth and self._rng.random() < 0.08:
                 self.step(depth - 1)
 
-        own.before = before
+        bucket.before = before
         if self._rng.random() < 0.4 or not self._free:
-            gc(own, keep_s=0)
+            gc(bucket, keep_s=0)
         else:
-            self._submit(own)
+            self._submit(bucket)
 
-    def _submit(self, own: Store) -> None:
+    def _submit(self, bucket: Store) -> None:
         laptop = self._free.pop(self._rng.randrange(len(self._free)))
-        laptop.store = own
+        laptop.store = bucket
         if self._rng.random() < 0.7:
             name = self._rng.choice(["train.py", "a.txt", "large.bin"])
             data = self._rng.randbytes(self._rng.choice([10, 60_000]))
@@ -488,10 +488,10 @@ def test_the_contents_of_a_package_are_read_without_its_files(laptop: Laptop, st
     job = laptop.submit()
     fetched: list[str] = []
     store.before = lambda verb, key: fetched.append(verb)
-    found = contents.read(store, f"{job}/code.json")  # type: ignore[arg-type]
+    listed = contents.read(store, f"{job}/code.json")  # type: ignore[arg-type]
 
     digest = hashlib.sha256(b"print('changed')\n").hexdigest()
-    assert [(each.name, each.kind, each.digest, each.target) for each in found] == [
+    assert [(each.name, each.kind, each.digest, each.target) for each in listed] == [
         ("link", "link", "", "train.py"),
         ("train.py", "file", digest, ""),
     ]

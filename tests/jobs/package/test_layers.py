@@ -119,7 +119,7 @@ def test_a_recently_changed_file_is_read_again(source: Source, monkeypatch: pyte
     packed = source.pack()
 
     assert all(
-        known.file_stat is None for known in packed.source_cache.entries if known.entry.digest
+        cached.file_stat is None for cached in packed.source_cache.entries if cached.entry.digest
     )
     assert packed.new is None
 

@@ -80,7 +80,7 @@ def test_status_shows_the_commit(repository: Path, tmp_path: Path):
     commit = git(repository, "rev-parse", "HEAD").strip()
     assert f"{commit}\n" in cloudjob("status", "one")
     assert f"{commit} with uncommitted changes\n" in cloudjob("status", "two")
-    shown = json.loads(cloudjob("status", "--json", "two"))
-    assert shown["git_commit"] == f"{commit} with uncommitted changes"
+    values = json.loads(cloudjob("status", "--json", "two"))
+    assert values["git_commit"] == f"{commit} with uncommitted changes"
     record = next((tmp_path / "home" / "store").glob("two-*/submission.json"))
     assert json.loads(record.read_text())["git"] == {"commit": commit, "is_changed": True}

@@ -95,7 +95,7 @@ def test_a_keeper_whose_controller_died_early_starts_nothing(start):
 
 def find(mark: str) -> list[int]:
     """Return the processes that have ``mark`` among their arguments."""
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
@@ -103,8 +103,8 @@ def find(mark: str) -> list[int]:
             except OSError:
                 continue
             if mark.encode() in cmdline.split(b"\0"):
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 def poll_for(condition, limit_s=180):

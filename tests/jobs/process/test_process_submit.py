@@ -80,8 +80,8 @@ class Laptop:
     def leftover_paths(self) -> list[str]:
         """Return the paths that jobs have left, except for the store and the records."""
         folders = [self.home / name for name in ("process", "running", "packing")]
-        found = [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()]
-        return found + [str(path) for path in self.run_dirs]
+        paths = [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()]
+        return paths + [str(path) for path in self.run_dirs]
 
     run_dirs: tuple[Path, ...] = ()
 
@@ -93,11 +93,11 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     user = Laptop(tmp_path)
     yield user
     user.go.touch()
-    found = tracking.find_all(user.home)
-    for job in found:
+    jobs = tracking.find_all(user.home)
+    for job in jobs:
         job.cancel(is_urgent=True)
         job.remove()
-    run_dirs = [Path("/tmp", f"cloudjob-{job.id.rpartition('-')[2]}") for job in found]
+    run_dirs = [Path("/tmp", f"cloudjob-{job.id.rpartition('-')[2]}") for job in jobs]
     assert (user.leftover_paths(), [path for path in run_dirs if path.exists()]) == ([], [])
 
 
@@ -169,11 +169,11 @@ def test_records_that_are_locked_after_the_start_lose_no_job(
         patched.setattr(Records, "update", refuse)
         job = pipeline.submit(laptop.spec(), laptop.home)
 
-    assert [found.id for found in tracking.find_all(laptop.home)] == [job.id]
-    found = tracking.find(laptop.home, job.id)
-    assert found.status().state is JobState.RUNNING
-    found.cancel()
-    assert found.wait().state is JobState.CANCELLED
+    assert [listed.id for listed in tracking.find_all(laptop.home)] == [job.id]
+    listed = tracking.find(laptop.home, job.id)
+    assert listed.status().state is JobState.RUNNING
+    listed.cancel()
+    assert listed.wait().state is JobState.CANCELLED
 
 
 def test_an_interrupt_while_the_job_is_sent_ends_it(
@@ -234,10 +234,10 @@ def test_a_damaged_state_neither_breaks_the_list_nor_keeps_the_job(laptop: Lapto
         db.update(job.id, final_json="", state="PENDING")
     # The controller may still run for a moment after it has reported the job's end.
     poll(lambda: tracking.find_all(laptop.home)[0].status().state.is_final)
-    [found] = tracking.find_all(laptop.home)
-    status = found.status()
+    [listed] = tracking.find_all(laptop.home)
+    status = listed.status()
     assert (status.state, status.exit_code) == (JobState.FAILED, 137)
-    found.remove()
+    listed.remove()
     assert tracking.find_all(laptop.home) == []
 
 

@@ -118,9 +118,9 @@ def test_an_invalid_sweep_is_refused_in_one_line(
     with pytest.raises(cloudjob.SpecError) as caught:
         spec(*args, **options)
 
-    [found] = caught.value.problems
-    assert re.match(problem, found), found
-    assert "\n" not in found
+    [text] = caught.value.problems
+    assert re.match(problem, text), text
+    assert "\n" not in text
 
 
 def test_a_job_that_its_values_make_invalid_is_refused_before_anything_is_sent():
@@ -432,10 +432,10 @@ def test_detached_jobs_are_all_submitted_at_once_or_refused(
 
 
 def test_a_dry_run_shows_how_many_jobs_and_the_first_and_the_last(start: Callable[..., Command]):
-    shown = start(*SUBMIT_SWEEP, "--dry-run", "train.py", "{x}", '{"a": 1}')
+    dry_run = start(*SUBMIT_SWEEP, "--dry-run", "train.py", "{x}", '{"a": 1}')
 
-    assert shown.exit_code() == 0
-    lines = [line.split(maxsplit=1)[-1] for line in shown.printed.splitlines()[:3]]
+    assert dry_run.exit_code() == 0
+    lines = [line.split(maxsplit=1)[-1] for line in dry_run.printed.splitlines()[:3]]
     assert lines == [
         "4 jobs, at most 1 at the same time",
         "job  train.py 1 '{\"a\": 1}'",
@@ -463,17 +463,17 @@ def test_a_job_file_holds_a_sweep(project: Path):
 
 def test_a_sweep_is_waited_for_by_its_id_while_another_thread_submits_it(project: Path):
     started = threading.Event()
-    found: list[cloudjob.Sweep] = []
+    submitted: list[cloudjob.Sweep] = []
 
     def record_start(sweep: cloudjob.Sweep) -> None:
-        found.append(sweep)
+        submitted.append(sweep)
         started.set()
 
     described = spec("{x}", sweep={"x": "1,2"})
     thread = threading.Thread(target=lambda: cloudjob.sweep(described, on_start=record_start))
     thread.start()
     assert started.wait(LIMIT_S)
-    statuses = cloudjob.attach_sweep(found[0].id).wait()
+    statuses = cloudjob.attach_sweep(submitted[0].id).wait()
     thread.join(LIMIT_S)
 
     assert [status.state for status in statuses] == ["SUCCEEDED"] * 2

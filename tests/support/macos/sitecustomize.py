@@ -20,17 +20,17 @@ LACKING = "TEST_MACOS_LACKS"
 
 def lacking(typeshed: Path) -> str:
     """Return the names, as ``module.name``, that typeshed has for Linux and not for macOS."""
-    found = []
+    names = []
     for module in MODULES:
         paths = (typeshed / f"{module}.pyi", typeshed / module / "__init__.pyi")
         stub = ast.parse(next(path for path in paths if path.exists()).read_text())
-        found += [f"{module}.{name}" for name in _names(stub, "linux") - _names(stub, "darwin")]
-    return " ".join(sorted(found))
+        names += [f"{module}.{name}" for name in _names(stub, "linux") - _names(stub, "darwin")]
+    return " ".join(sorted(names))
 
 
 def _names(tree: ast.Module | ast.If, platform: str) -> set[str]:
     values = {"sys": SimpleNamespace(platform=platform, version_info=sys.version_info)}
-    found: set[str] = set()
+    names: set[str] = set()
     waiting: list[ast.stmt] = list(tree.body)
     while waiting:
         node = waiting.pop()
@@ -38,12 +38,12 @@ def _names(tree: ast.Module | ast.If, platform: str) -> set[str]:
             test = compile(ast.Expression(node.test), "typeshed", "eval")
             waiting += node.body if eval(test, values) else node.orelse
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found.add(node.target.id)
+            names.add(node.target.id)
         elif isinstance(node, ast.ImportFrom):
-            found.update(alias.asname or alias.name for alias in node.names)
-    return found
+            names.update(alias.asname or alias.name for alias in node.names)
+    return names
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:

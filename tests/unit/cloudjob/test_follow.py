@@ -40,9 +40,9 @@ def test_both_ends_of_a_long_file_are_read_in_whole_lines(
     path = tmp_path / "node-0.log"
     path.write_bytes(b"".join(lines) + end)
 
-    found = b"".join(follow.read_ends(path)).splitlines(keepends=True)
+    content = b"".join(follow.read_ends(path)).splitlines(keepends=True)
 
-    assert found == (lines if count <= 20 else [*lines[:11], *lines[-10:]])
+    assert content == (lines if count <= 20 else [*lines[:11], *lines[-10:]])
     assert not list(follow.read_ends(tmp_path / "missing"))
 
 
@@ -75,10 +75,10 @@ def test_following_continues_when_a_platform_does_not_answer_for_a_while():
     results = iter([[(0, b"one\n")], Unreachable("asking: no answer"), [(0, b"two\n")], []])
 
     def read() -> Iterator[Piece]:
-        found = next(results)
-        if isinstance(found, Exception):
-            raise found
-        yield from found
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        yield from result
 
     pieces = follow.poll(read, lambda: True, follow=True, pause_s=(0, 0))
     single_read = follow.poll(
@@ -121,13 +121,13 @@ def test_streams_pass_on_everything_and_then_end():
     for node in range(3):
         streams.add(lambda node=node: ((node, b"%d\n" % line) for line in range(200)))  # type: ignore[misc]
 
-    found: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
+    lines_of: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
     while not streams.has_ended:
         node, data = streams.next()
         if data:
-            found[node].append(data)
+            lines_of[node].append(data)
 
-    assert found == {node: [b"%d\n" % line for line in range(200)] for node in range(3)}
+    assert lines_of == {node: [b"%d\n" % line for line in range(200)] for node in range(3)}
 
 
 def test_an_error_of_a_stream_is_raised_after_its_lines():

@@ -36,8 +36,8 @@ class Job:
 
 
 def test_the_card_of_a_running_job_shows_progress_loss_and_lines_as_text():
-    found = Now(0.25, [("Progress", "step 1 of 4"), ("<i>loss", "0.5")], "M0,1 L2,3", ["[0] <b>"])
-    html = card(status_of(), found)
+    now = Now(0.25, [("Progress", "step 1 of 4"), ("<i>loss", "0.5")], "M0,1 L2,3", ["[0] <b>"])
+    html = card(status_of(), now)
 
     assert 'progress value="0.250"' in html
     assert "step 1 of 4" in html
@@ -55,9 +55,9 @@ def test_the_card_of_an_ended_job_says_why_it_failed_and_nothing_about_its_progr
 
 
 def test_cards_follow_a_job_until_it_has_ended():
-    found = list(cards(Job(status_of(), status_of(), FAILED), 0.01))  # type: ignore[arg-type]
+    shown_cards = list(cards(Job(status_of(), status_of(), FAILED), 0.01))  # type: ignore[arg-type]
 
-    assert [("RUNNING" in each, "FAILED" in each) for each in found] == [
+    assert [("RUNNING" in each, "FAILED" in each) for each in shown_cards] == [
         (True, False),
         (True, False),
         (False, True),

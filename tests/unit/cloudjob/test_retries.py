@@ -90,10 +90,10 @@ def test_a_store_that_does_not_answer_is_reported_and_given_up(
     with pytest.raises(StoreError) as caught:
         store.get_bytes("key")
 
-    found = f"{silent_service.url}: it does not answer"
-    assert caught.value.message == f"reading key in s3://bucket: {found}"
+    reason = f"{silent_service.url}: it does not answer"
+    assert caught.value.message == f"reading key in s3://bucket: {reason}"
     assert silent_service.connection_count() == 2
-    assert caplog.messages == [f"asking s3://bucket: {found}; trying again"]
+    assert caplog.messages == [f"asking s3://bucket: {reason}; trying again"]
 
 
 class LogHook(logging.Handler):
@@ -224,9 +224,9 @@ def test_a_cluster_that_does_not_answer_is_reported(
         "users: [{name: x, user: {token: t}}]\n"
     )
     limits = Limits(total_s=0.5, answer_s=0.2, pause_s=0.01)
-    found = kubeconfig.find({"kubeconfig": str(config)}, {}, tmp_path)
+    cluster = kubeconfig.find({"kubeconfig": str(config)}, {}, tmp_path)
     with pytest.raises(BackendError) as caught:
-        kube_client.Client(found, limits=limits).get("/version", "asking")
+        kube_client.Client(cluster, limits=limits).get("/version", "asking")
 
     assert caught.value.message == f"asking: no answer in time at {silent_service.url}"
     assert caplog.messages == [f"{caught.value.message}; trying again"]

@@ -205,9 +205,9 @@ def test_only_the_end_of_a_long_log_is_read_for_its_last_lines(tmp_path: Path):
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast")
 
-    found = last_lines(str(log))
+    last = last_lines(str(log))
 
-    assert (found[-1], len(found)) == ("last", 2)
+    assert (last[-1], len(last)) == ("last", 2)
 
 
 def test_a_missing_log_has_no_last_lines(tmp_path: Path):

@@ -130,8 +130,8 @@ def start() -> Iterator[Start]:
 def interpreters() -> list[str]:
     """Paths of the running interpreter, Debian's, and those of pyenv."""
     others = [Path("/usr/bin/python3"), *Path.home().glob(".pyenv/versions/3.*/bin/python3")]
-    known = [path for path in others if path.exists() and _version(path) >= (3, 8)]
-    return sorted({sys.executable, *map(str, known)})
+    existing = [path for path in others if path.exists() and _version(path) >= (3, 8)]
+    return sorted({sys.executable, *map(str, existing)})
 
 
 def _version(path: Path) -> tuple[int, ...]:
@@ -148,14 +148,14 @@ def interpreter(request: pytest.FixtureRequest) -> str:
 def test_stacks_are_those_that_python_shows(
     interpreter: str, start: Start, tmp_path: Path, until: Callable[..., None]
 ) -> None:
-    shown = tmp_path / "shown"
-    process = start(interpreter, AT_REST, str(shown))
+    result = tmp_path / "shown"
+    process = start(interpreter, AT_REST, str(result))
     until(lambda: len(_stacks(process.pid)) == 5)
     until(lambda: all(len(thread.frames) > 1 for thread in _stacks(process.pid)[1:]))
 
     process.send_signal(signal.SIGUSR1)
 
-    until(lambda: "<made up>" in shown.read_text() and _as_shown(shown) == _as_read(process.pid))
+    until(lambda: "<made up>" in result.read_text() and _as_shown(result) == _as_read(process.pid))
 
 
 def test_the_main_thread_is_first_and_has_the_process_id(interpreter: str, start: Start) -> None:

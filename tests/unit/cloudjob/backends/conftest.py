@@ -21,5 +21,5 @@ def modelarts_server() -> Iterator[Server]:
 @pytest.fixture
 def service(modelarts_server: Server, tmp_path: Path) -> Iterator[ModelArts]:
     """A separate service for each test."""
-    with modelarts_server.service(tmp_path / "jobs") as made:
-        yield made
+    with modelarts_server.service(tmp_path / "jobs") as fake:
+        yield fake

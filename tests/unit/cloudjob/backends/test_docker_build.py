@@ -62,37 +62,37 @@ def submission(**values) -> Submission:
 
 def test_the_request_matches_the_golden_file():
     """The golden file holds the whole request, with secrets masked."""
-    shown = json.dumps(request.show(request.build(submission(), "me")), indent=1, sort_keys=True)
+    text = json.dumps(request.show(request.build(submission(), "me")), indent=1, sort_keys=True)
 
-    assert shown + "\n" == GOLDEN.read_text(), (
-        f"when this is right, write it to {GOLDEN.relative_to(ROOT)}:\n{shown}"
+    assert text + "\n" == GOLDEN.read_text(), (
+        f"when this is right, write it to {GOLDEN.relative_to(ROOT)}:\n{text}"
     )
 
 
 def test_each_node_reads_its_own_environment():
-    made = request.build(submission(), "me")
+    job_request = request.build(submission(), "me")
 
-    nodes = [env.read(request.environment(node)) for node in made.nodes]
+    nodes = [env.read(request.environment(node)) for node in job_request.nodes]
     assert [node.node for node in nodes] == [0, 1]
-    assert nodes[0].hosts == tuple(node.host for node in made.nodes)
+    assert nodes[0].hosts == tuple(node.host for node in job_request.nodes)
     assert nodes[0].ssh_key == request.SSH_KEY
-    assert request.environment(made.nodes[1])["TOKEN"] == "s3cr3t"
-    assert "s3cr3t" not in json.dumps([dict(node.config) for node in made.nodes])
+    assert request.environment(job_request.nodes[1])["TOKEN"] == "s3cr3t"
+    assert "s3cr3t" not in json.dumps([dict(node.config) for node in job_request.nodes])
 
 
 def test_one_node_needs_no_key():
     """A single-node job does not use SSH."""
-    made = request.build(submission(nodes=1), "me")
+    job_request = request.build(submission(nodes=1), "me")
 
-    assert not made.has_key
-    assert env.read(request.environment(made.nodes[0])).ssh_key == ""
+    assert not job_request.has_key
+    assert env.read(request.environment(job_request.nodes[0])).ssh_key == ""
 
 
 def test_bytes_that_json_cannot_contain_are_delivered_in_the_file():
     """Variables that are not UTF-8 are delivered like secrets; such arguments are refused."""
-    made = request.build(submission(env={"ODD": "\udcff"}, secrets={}), "me")
+    job_request = request.build(submission(env={"ODD": "\udcff"}, secrets={}), "me")
 
-    assert made.nodes[0].env == {"ODD": "\udcff"}
+    assert job_request.nodes[0].env == {"ODD": "\udcff"}
     with pytest.raises(SpecError) as caught:
         request.build(submission(args=("a", "\udcff"), retries=1), "me")
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
@@ -103,7 +103,7 @@ def test_bytes_that_json_cannot_contain_are_delivered_in_the_file():
 
 def test_a_remote_store_is_not_mounted():
     """Only local folders are mounted into the containers."""
-    made = request.build(
+    job_request = request.build(
         Submission(
             **{name: getattr(submission(inputs={}), name) for name in ("spec", "job")},
             code=Code("s3://bucket/job/code.json", "sha256:0", ("s3://bucket/layers/1",)),
@@ -113,9 +113,9 @@ def test_a_remote_store_is_not_mounted():
         "me",
     )
 
-    assert (made.written, made.read) == ((), ())
-    assert made.outputs == ("/mine",)
-    assert made.nodes[0].config["HostConfig"]["Mounts"] == [
+    assert (job_request.written, job_request.read) == ((), ())
+    assert job_request.outputs == ("/mine",)
+    assert job_request.nodes[0].config["HostConfig"]["Mounts"] == [
         {"Type": "bind", "Source": "/mine", "Target": "/mine"}
     ]
 
@@ -124,15 +124,15 @@ def test_access_to_the_store_is_masked_like_a_secret():
     """The credentials are in the entry's file, not in the configuration, and masked when shown."""
     access = {"CLOUDJOB_S3_ENDPOINT": "https://s3", "CLOUDJOB_S3_SECRET_KEY": "k3y"}
 
-    made = request.build(submission()._replace(access=access), "me")
+    job_request = request.build(submission()._replace(access=access), "me")
 
-    for node in made.nodes:
+    for node in job_request.nodes:
         assert "k3y" not in json.dumps(node.config)
         assert {name: node.env[name] for name in access} == access
         assert request.environment(node)["CLOUDJOB_S3_SECRET_KEY"] == "k3y"
-    shown = request.show(made)
-    assert "k3y" not in json.dumps(shown)
-    assert shown["containers"][0]["delivered"]["CLOUDJOB_S3_SECRET_KEY"] == "***"
+    description = request.show(job_request)
+    assert "k3y" not in json.dumps(description)
+    assert description["containers"][0]["delivered"]["CLOUDJOB_S3_SECRET_KEY"] == "***"
 
 
 def test_a_node_knows_its_address_before_it_starts():
@@ -153,14 +153,14 @@ def test_only_the_jobs_user_can_read_what_is_delivered():
     data = delivery.archive(node, ("a", "b"), b"KEY", with_entry=True)
 
     with tarfile.open(fileobj=io.BytesIO(data)) as members:
-        found = {member.name: member for member in members}
+        member_of = {member.name: member for member in members}
         secret = members.extractfile("run/cloudjob/env")
         assert secret is not None
         assert variables.load(secret.read()) == {"TOKEN": "s3cr3t"}
     for name, mode in (("", 0o700), ("/env", 0o400), ("/ssh-key", 0o400)):
-        member = found["run/cloudjob" + name]
+        member = member_of["run/cloudjob" + name]
         assert (member.uid, member.gid, member.mode) == (1000, 100, mode)
-    assert found["opt/cloudjob/jobentry.pyz"].uid == 0
+    assert member_of["opt/cloudjob/jobentry.pyz"].uid == 0
 
 
 def test_every_key_is_fresh():
@@ -322,7 +322,7 @@ def test_a_state_that_cloudjob_does_not_know_is_unknown_and_keeps_its_name(nativ
 
 def test_times_are_truncated_to_milliseconds():
     """The engine writes up to nine decimals, and the year 1 for a time that is not set."""
-    found = {
+    details = {
         "State": {
             "Status": "exited",
             "StartedAt": "2026-01-01T00:00:00.123456789Z",
@@ -331,7 +331,7 @@ def test_times_are_truncated_to_milliseconds():
         }
     }
 
-    inspected = node().inspected(found)
+    inspected = node().inspected(details)
 
     assert (inspected.started_at, inspected.ended_at) == ("2026-01-01T00:00:00.123Z", "")
 
@@ -525,13 +525,13 @@ def test_the_nodes_of_a_job_as_the_rules_of_supervision_see_them():
         return state.Container(f"id-{index}", index, f"worker-{index}", native, {}, **values)
 
     ended = "2026-01-01T00:00:01.000Z"
-    found = [
+    containers = [
         node(0, "running"),
         node(1, "exited", exit_code=3, ended_at=ended),
         node(3, "dead", exit_code=137),
     ]
 
-    assert state.seen_nodes(found, {"id-1"}) == [
+    assert state.seen_nodes(containers, {"id-1"}) == [
         supervision.Node(),
         supervision.Node(False, 3, 1767225601.0, True),
         supervision.Node(),

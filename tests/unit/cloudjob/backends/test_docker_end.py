@@ -48,10 +48,10 @@ class Case:
     def save(self, code: int = 7) -> None:
         """Save the end of the job, and remove it from the engine, as another command does."""
         self.engine.end(0, code)
-        found = self.backend.nodes(HANDLE)
-        status = state.ended_status(found, is_cancelled=False)
+        containers = self.backend.nodes(HANDLE)
+        status = state.ended_status(containers, is_cancelled=False)
         (self.folder / "state.json").write_bytes(state.dump(status))
-        for item in found:
+        for item in containers:
             self.engine.remove(item.node)
         self.engine.has_network = False
 

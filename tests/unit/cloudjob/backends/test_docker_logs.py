@@ -40,14 +40,14 @@ def test_a_log_that_another_cloudjob_saves_while_it_is_read_is_complete(tmp_path
     saved.write_bytes(b"one\ntwo\nthree\n")
     source = logs.Source(0, "c0ffee", LOG_DRIVER, saved)
 
-    found = logs.read_all(Engine(b"one\n", b"two\n"), [source], follow=False)
+    pieces = logs.read_all(Engine(b"one\n", b"two\n"), [source], follow=False)
 
-    assert b"".join(data for _, data in found) == b"one\ntwo\nthree\n"
+    assert b"".join(data for _, data in pieces) == b"one\ntwo\nthree\n"
 
 
 def test_an_unsaved_log_is_read_from_the_engine(tmp_path: Path):
     source = logs.Source(0, "c0ffee", LOG_DRIVER, tmp_path / "node-0.log")
 
-    found = logs.read_all(Engine(b"one\n", b"two\n"), [source], follow=False)
+    pieces = logs.read_all(Engine(b"one\n", b"two\n"), [source], follow=False)
 
-    assert b"".join(data for _, data in found) == b"one\ntwo\n"
+    assert b"".join(data for _, data in pieces) == b"one\ntwo\n"

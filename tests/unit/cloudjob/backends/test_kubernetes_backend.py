@@ -75,8 +75,8 @@ class JobFixture:
     def set_container_state(self, node: int, state: dict[str, Any]) -> None:
         """Set the state of the job's container, and list a sidecar before it."""
         sidecar = {"name": "sidecar", "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}}
-        own = {"name": self.engine.container, "state": state}
-        self.pod(node)["status"]["containerStatuses"] = [sidecar, own]
+        status = {"name": self.engine.container, "state": state}
+        self.pod(node)["status"]["containerStatuses"] = [sidecar, status]
 
     def set_phase(self, phase: str, **more: Any) -> None:
         """Set the job's status as the operator would."""
@@ -114,19 +114,19 @@ class JobFixture:
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    made = FakeApi()
-    yield made
-    made.close()
+    fake = FakeApi()
+    yield fake
+    fake.close()
 
 
 @pytest.fixture
 def job(api: FakeApi, tmp_path: Path) -> JobFixture:
     """A running Volcano job of two nodes."""
-    made = JobFixture(api, tmp_path)
-    made.send()
-    made.mark_running(0, 1)
-    made.set_phase("Running")
-    return made
+    fixture = JobFixture(api, tmp_path)
+    fixture.send()
+    fixture.mark_running(0, 1)
+    fixture.set_phase("Running")
+    return fixture
 
 
 @pytest.mark.parametrize("engine", ["volcano", "mpi-operator", "ms-operator", "job"])
@@ -151,12 +151,12 @@ def test_many_jobs_are_one_list_of_jobs_and_one_of_pods(api: FakeApi, tmp_path: 
     del api.objects[job.engine.resource.path(NAMESPACE, "train-23456705")]
     api.seen.clear()
 
-    found = job.backend.statuses(handles)
+    status_of = job.backend.statuses(handles)
 
     assert len(api.seen) == 2
-    assert handles[-1] not in found
-    assert [handle for handle in handles if found.get(handle, "") is None] == [handles[5]]
-    natives = {status.native for status in found.values() if status}
+    assert handles[-1] not in status_of
+    assert [handle for handle in handles if status_of.get(handle, "") is None] == [handles[5]]
+    natives = {status.native for status in status_of.values() if status}
     assert natives == {"Running", "Running (node 1: ErrImagePull: not found)"}
 
 
@@ -301,12 +301,12 @@ class Kueue:
 @pytest.fixture(params=["mpi-operator", "job"])
 def queued_job(request: pytest.FixtureRequest, api: FakeApi, tmp_path: Path) -> JobFixture:
     """A running job of two nodes, once with each engine whose jobs Kueue manages."""
-    made = JobFixture(api, tmp_path, request.param)
-    made.send()
-    made.mark_running(0, 1)
-    made.set_phase("Running")
-    made.api.logs = dict.fromkeys(made.pods, b"[0] kept\n")
-    return made
+    fixture = JobFixture(api, tmp_path, request.param)
+    fixture.send()
+    fixture.mark_running(0, 1)
+    fixture.set_phase("Running")
+    fixture.api.logs = dict.fromkeys(fixture.pods, b"[0] kept\n")
+    return fixture
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
@@ -521,8 +521,8 @@ def test_threads_end_silently_when_their_reader_has_stopped(
     assert readers
     assert not any(reader.is_alive() for reader in readers)
     # Threads of other tests may still log.
-    own = {reader.ident for reader in readers}
-    assert [record.getMessage() for record in caplog.records if record.thread in own] == []
+    idents = {reader.ident for reader in readers}
+    assert [record.getMessage() for record in caplog.records if record.thread in idents] == []
 
 
 # -- status ---------------------------------------------------------------------------------------
@@ -574,10 +574,10 @@ def test_a_container_that_is_not_ready_is_not_taken_for_a_lost_host(job: JobFixt
 @pytest.fixture
 def pending_job(api: FakeApi, tmp_path: Path) -> JobFixture:
     """A Volcano job of two nodes whose pods are not scheduled."""
-    made = JobFixture(api, tmp_path)
-    made.send()
-    made.set_phase("Pending")
-    return made
+    fixture = JobFixture(api, tmp_path)
+    fixture.send()
+    fixture.set_phase("Pending")
+    return fixture
 
 
 def set_pod_group_conditions(job: JobFixture, *conditions: tuple[str, str]) -> None:
@@ -749,9 +749,9 @@ def test_auto_chooses_the_first_engine_that_the_user_can_use(
     progress.log_once.cache_clear()
     offer(api, *offered, denied=denied)
     backend = auto_backend(api, tmp_path)
-    made = [backend.build(submission("volcano", launcher=launcher)) for _ in range(2)]
+    job_requests = [backend.build(submission("volcano", launcher=launcher)) for _ in range(2)]
 
-    assert [item.engine.name for item in made] == [expected] * 2
+    assert [item.engine.name for item in job_requests] == [expected] * 2
     resource = ENGINES[expected].resource
     (message,) = [text for text in caplog.messages if text.startswith("kubernetes.engine")]
     assert message == (
@@ -770,9 +770,11 @@ def test_auto_chooses_an_engine_that_can_restart_a_job_with_retries(
     api: FakeApi, tmp_path: Path, offered: tuple[str, ...], expected: str
 ):
     offer(api, *offered)
-    made = auto_backend(api, tmp_path).build(submission("volcano", launcher="mpirun", retries=2))
+    job_request = auto_backend(api, tmp_path).build(
+        submission("volcano", launcher="mpirun", retries=2)
+    )
 
-    assert made.engine.name == expected
+    assert job_request.engine.name == expected
 
 
 @pytest.mark.parametrize(
@@ -815,10 +817,10 @@ def test_a_named_engine_is_never_replaced(api: FakeApi, tmp_path: Path):
     """The cluster lacks it, so the check before the submit fails."""
     offer(api, "volcano", "job")
     backend = auto_backend(api, tmp_path, "mpi-operator")
-    made = backend.build(submission("mpi-operator"))
-    failed = [check for check in backend.checks(made.submission.spec, "") if not check.is_ok]
+    job_request = backend.build(submission("mpi-operator"))
+    failed = [check for check in backend.checks(job_request.submission.spec, "") if not check.is_ok]
 
-    assert made.engine.name == "mpi-operator"
+    assert job_request.engine.name == "mpi-operator"
     assert [(check.name, check.found, check.is_needed) for check in failed] == [
         (
             "engine mpi-operator",
@@ -916,10 +918,10 @@ def test_a_field_that_the_cluster_drops_is_found_before_anything_is_sent(
     job = JobFixture(api, tmp_path)
     api.dropped = ("terminationGracePeriodSeconds", "mountPath")
 
-    ((is_ok, found),) = manifest_check(job)
+    ((is_ok, text),) = manifest_check(job)
     assert not is_ok
     template = "spec.tasks[0].template.spec"
-    assert found == (
+    assert text == (
         f"the cluster does not know {template}.terminationGracePeriodSeconds, "
         f"{template}.containers[0].volumeMounts[0].mountPath, "
         f"{template}.containers[0].volumeMounts[1].mountPath, and 3 more"
@@ -934,8 +936,8 @@ def test_a_manifest_is_not_checked_by_a_cluster_without_dry_runs(api: FakeApi, t
     api.dry_run = (400, {"message": "admission webhook x does not support dry run"})
     assert manifest_check(job) == []
     api.dry_run = (422, {"message": "Job is invalid: spec.queue"})
-    ((is_ok, found),) = manifest_check(job)
-    assert (is_ok, found) == (False, f"validating the Job {job.name}: Job is invalid: spec.queue")
+    ((is_ok, text),) = manifest_check(job)
+    assert (is_ok, text) == (False, f"validating the Job {job.name}: Job is invalid: spec.queue")
 
 
 # -- sweep ----------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def submission(engine: str = "volcano", options: Any = None, **values: Any) -> S
         "kubernetes": {"engine": engine, **(options or {})},
         **values,
     }
-    made = Submission(
+    plain = Submission(
         spec=JobSpec(**spec),
         job="train-2345678b",
         code=Code(
@@ -89,7 +89,7 @@ def submission(engine: str = "volcano", options: Any = None, **values: Any) -> S
         record_uri="s3://bucket/x/train-2345678b/record/exit.json",
         outputs=(("OUT", "s3://bucket/x/train-2345678b/outputs/OUT"),),
     )
-    return made._replace(access={names.CLOUDJOB_S3_SECRET_KEY: "very secret"})
+    return plain._replace(access={names.CLOUDJOB_S3_SECRET_KEY: "very secret"})
 
 
 def build(engine: str = "volcano", options: Any = None, **values: Any):
@@ -103,23 +103,23 @@ def strict(schema: Any) -> Any:
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: strict(value) for key, value in schema.items()}
-    is_open = made.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in made
+    closed = {key: strict(value) for key, value in schema.items()}
+    is_open = closed.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in closed
     # The API server prunes every field of an object without declared properties.
-    is_object = isinstance(made.get("properties"), dict) or made.get("type") == "object"
+    is_object = isinstance(closed.get("properties"), dict) or closed.get("type") == "object"
     if is_object and not is_open:
-        made["additionalProperties"] = False
-    if made.pop("x-kubernetes-int-or-string", False):
-        made["type"] = ["integer", "string"]
-    return made
+        closed["additionalProperties"] = False
+    if closed.pop("x-kubernetes-int-or-string", False):
+        closed["type"] = ["integer", "string"]
+    return closed
 
 
 def check(manifest: dict[str, Any], engine: str) -> list[str]:
     """Return the errors that the schema of its CRD, or of Kubernetes, finds in a manifest."""
     if engine == "job":
         return kube_schemas.problems(manifest, kube_schemas.VERSIONS[-1])
-    found = kube_definitions.jobset() if engine == "jobset" else kube_cluster.crd(CRDS[engine])
-    schema = copy.deepcopy(kube_cluster.schema(found))
+    definition = kube_definitions.jobset() if engine == "jobset" else kube_cluster.crd(CRDS[engine])
+    schema = copy.deepcopy(kube_cluster.schema(definition))
     # A CRD declares metadata only as an object.
     schema["properties"]["metadata"] = {"type": "object", "additionalProperties": {}}
     errors = jsonschema.Draft202012Validator(strict(schema)).iter_errors(manifest)
@@ -132,10 +132,10 @@ def check(manifest: dict[str, Any], engine: str) -> list[str]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_manifests_match_the_golden_files(engine: str):
     """All manifests of a job that uses every option, without the bytes of the entry."""
-    shown = request.shown(build(engine, EVERYTHING))
-    shown[0]["binaryData"] = dict.fromkeys(shown[0]["binaryData"], "...")
+    documents = request.shown(build(engine, EVERYTHING))
+    documents[0]["binaryData"] = dict.fromkeys(documents[0]["binaryData"], "...")
     path = GOLDEN / f"kubernetes-{engine}.yaml"
-    text = yaml.safe_dump_all(shown, sort_keys=False)
+    text = yaml.safe_dump_all(documents, sort_keys=False)
 
     assert text == path.read_text(), f"when this is right, write it to {path.name}:\n{text}"
 
@@ -145,9 +145,9 @@ def test_the_manifests_match_the_golden_files(engine: str):
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_the_operator_knows_every_field(engine: str, options: dict[str, Any], nodes: int):
     """The API server would drop a field that the CRD does not have."""
-    made = build(engine, options, nodes=nodes)
+    job_request = build(engine, options, nodes=nodes)
 
-    assert check(dict(made.body), engine) == []
+    assert check(dict(job_request.body), engine) == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -156,14 +156,14 @@ def test_the_check_of_schemas_finds_a_nested_typo(engine: str):
     misspelt = {"spec": {"containers": [{"name": "cloudjob", "volumeMount": []}]}}
     mistyped = {"spec": {"hostname": 7}}
 
-    found = [
+    errors = [
         "\n".join(check(dict(build(engine, {"pod": patch}).body), engine))
         for patch in (misspelt, mistyped)
     ]
 
-    assert "volumeMount" in found[0]
-    assert "7 is not of type" in found[1]
-    assert "'string'" in found[1]
+    assert "volumeMount" in errors[0]
+    assert "7 is not of type" in errors[1]
+    assert "'string'" in errors[1]
 
 
 @pytest.mark.parametrize("version", kube_schemas.VERSIONS)
@@ -176,9 +176,9 @@ def test_each_version_of_kubernetes_knows_every_field(
 
     Kubernetes 1.29 has no ``successPolicy``, and drops it.
     """
-    made = build(engine, options)
-    *own, body = request.objects(made, b"key" * made.has_key)
-    items = [*own, *operators.made_of(dict(made.body)).pods]
+    job_request = build(engine, options)
+    *our_objects, body = request.objects(job_request, b"key" * job_request.has_key)
+    items = [*our_objects, *operators.made_of(dict(job_request.body)).pods]
     if engine in ("job", "jobset"):
         spec = body["spec"]
         if engine == "jobset":
@@ -187,7 +187,7 @@ def test_each_version_of_kubernetes_knows_every_field(
         spec = {key: value for key, value in spec.items() if key not in optional}
         items.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": {}, "spec": spec})
 
-    assert [found for item in items for found in kube_schemas.problems(item, version)] == []
+    assert [problem for item in items for problem in kube_schemas.problems(item, version)] == []
 
 
 @pytest.mark.parametrize("engine", [INDEXED, JOBSET], ids=["job", "jobset"])
@@ -219,11 +219,11 @@ def test_the_queue_of_an_indexed_job_is_one_of_kueue():
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_the_service_of_an_indexed_job_names_all_of_its_pods(nodes: int):
-    made = build("job", nodes=nodes)
-    (service,) = made.services
-    pods = operators.made_of(dict(made.body)).pods
+    job_request = build("job", nodes=nodes)
+    (service,) = job_request.services
+    pods = operators.made_of(dict(job_request.body)).pods
 
-    hosts = request.environments(made).__next__()["VC_WORKER_HOSTS"].split(",")
+    hosts = request.environments(job_request).__next__()["VC_WORKER_HOSTS"].split(",")
     assert [f"{item['spec']['hostname']}.{item['spec']['subdomain']}" for item in pods] == hosts
     assert {item["spec"]["subdomain"] for item in pods} == {service["metadata"]["name"]}
     selector = service["spec"]["selector"].items()
@@ -235,11 +235,11 @@ def test_the_service_of_an_indexed_job_names_all_of_its_pods(nodes: int):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_the_entry_of_each_pod_can_read_its_variables(engine: str, nodes: int):
-    made = build(engine, nodes=nodes)
-    environments = list(request.environments(made))
-    from_operator = operators.made_of(dict(made.body))
+    job_request = build(engine, nodes=nodes)
+    environments = list(request.environments(job_request))
+    from_operator = operators.made_of(dict(job_request.body))
     objects = kubelet.Objects(
-        [*request.objects(made, b"a key" * made.has_key), *from_operator.objects]
+        [*request.objects(job_request, b"a key" * job_request.has_key), *from_operator.objects]
     )
 
     for index, item in enumerate(from_operator.pods):
@@ -267,9 +267,9 @@ def test_the_entry_of_each_pod_can_read_its_variables(engine: str, nodes: int):
 
 def test_volcano_uses_the_names_that_modelarts_uses():
     """Host names follow ModelArts' rule, and Volcano itself provides the list of hosts."""
-    made = build("volcano")
-    from_operator = operators.made_of(dict(made.body))
-    objects = kubelet.Objects([*request.objects(made, b""), *from_operator.objects])
+    job_request = build("volcano")
+    from_operator = operators.made_of(dict(job_request.body))
+    objects = kubelet.Objects([*request.objects(job_request, b""), *from_operator.objects])
     container_env = kubelet.container(from_operator.pods[2], objects, ip="10.0.0.2").env
     rule = "{MA_VJ_NAME}-{MA_TASK_NAME}-{VC_TASK_INDEX}.{MA_VJ_NAME}".format(**container_env)
 
@@ -283,11 +283,11 @@ def test_each_node_of_the_mindspore_operator_has_its_own_service():
 
     The operator itself creates the service of the head, on MindSpore's port.
     """
-    made = build("ms-operator", env={"MS_SCHED_PORT": "7001"})
-    from_operator = operators.made_of(dict(made.body))
+    job_request = build("ms-operator", env={"MS_SCHED_PORT": "7001"})
+    from_operator = operators.made_of(dict(job_request.body))
     services = [
         item
-        for item in [*request.objects(made, b""), *from_operator.objects]
+        for item in [*request.objects(job_request, b""), *from_operator.objects]
         if item["kind"] == "Service"
     ]
     pods = [item["metadata"] for item in from_operator.pods]
@@ -300,7 +300,7 @@ def test_each_node_of_the_mindspore_operator_has_its_own_service():
         for service in services
     }
 
-    hosts = request.environments(made).__next__()["VC_WORKER_HOSTS"].split(",")
+    hosts = request.environments(job_request).__next__()["VC_WORKER_HOSTS"].split(",")
     assert reached == {host: [host] for host in hosts}
     assert [pod["name"] for pod in pods] == hosts
     ports = {service["metadata"]["name"]: service["spec"]["ports"] for service in services}
@@ -311,27 +311,27 @@ def test_each_node_of_the_mindspore_operator_has_its_own_service():
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_the_pods_of_the_mindspore_operator_are_nodes_in_their_order(nodes: int):
     """A job of one node has no scheduler, and its worker is the head."""
-    made = build("ms-operator", nodes=nodes)
-    pods = operators.made_of(dict(made.body)).pods
+    job_request = build("ms-operator", nodes=nodes)
+    pods = operators.made_of(dict(job_request.body)).pods
 
     assert [MS_OPERATOR.node_of("train-2345678b", pod) for pod in pods] == [*range(nodes)]
     assert MS_OPERATOR.node_of("train-2345678b", {"metadata": {"name": "train-2345678b-x"}}) is None
 
 
 def test_secrets_are_only_in_the_kubernetes_secret():
-    made = build("volcano")
-    key = request.objects(made, b"the key of ssh")[1]
+    job_request = build("volcano")
+    key = request.objects(job_request, b"the key of ssh")[1]
 
-    assert "s3cr3t" not in json.dumps(dict(made.body)) + request.text(made)
-    assert "very secret" not in json.dumps(dict(made.body)) + request.text(made)
+    assert "s3cr3t" not in json.dumps(dict(job_request.body)) + request.text(job_request)
+    assert "very secret" not in json.dumps(dict(job_request.body)) + request.text(job_request)
     assert variables.load(base64.b64decode(key["data"]["env"]))["TOKEN"] == "s3cr3t"
     assert base64.b64decode(key["data"]["ssh-key"]) == b"the key of ssh"
 
 
 def test_bytes_that_are_not_utf8_are_sent_in_the_secret():
     """A manifest is JSON, which cannot represent arbitrary bytes."""
-    made = build("volcano", env={"RAW": "caf\udce9"}, secrets={})
-    data = request.objects(made, b"")[1]["data"]
+    job_request = build("volcano", env={"RAW": "caf\udce9"}, secrets={})
+    data = request.objects(job_request, b"")[1]["data"]
 
     assert variables.load(base64.b64decode(data["env"]))["RAW"] == "caf\udce9"
     assert b"RAW=caf\xe9\0" in base64.b64decode(data["env"])
@@ -340,31 +340,31 @@ def test_bytes_that_are_not_utf8_are_sent_in_the_secret():
 def test_a_job_of_one_node_without_secrets_has_no_secret():
     """A Secret that nothing would read is not created."""
     plain = submission("volcano", nodes=1, secrets={})._replace(access={})
-    made = request.build(plain, VOLCANO, "lab")
+    job_request = request.build(plain, VOLCANO, "lab")
 
-    assert made.secret is None
-    assert [item["kind"] for item in request.objects(made, b"")] == ["ConfigMap", "Job"]
-    assert names.CLOUDJOB_DELIVERY not in json.dumps(dict(made.body))
+    assert job_request.secret is None
+    assert [item["kind"] for item in request.objects(job_request, b"")] == ["ConfigMap", "Job"]
+    assert names.CLOUDJOB_DELIVERY not in json.dumps(dict(job_request.body))
 
 
 def test_the_text_of_a_dry_run_is_what_is_applied():
     """The documents are the same, except for secrets."""
-    made = build("mpi-operator", EVERYTHING)
-    shown = list(yaml.safe_load_all(request.text(made)))
+    job_request = build("mpi-operator", EVERYTHING)
+    documents = list(yaml.safe_load_all(request.text(job_request)))
 
-    assert [item["kind"] for item in shown] == ["ConfigMap", "Secret", "MPIJob"]
-    assert shown[0] == request.objects(made, b"")[0]
-    assert shown[2] == dict(made.body)
-    assert shown[1]["stringData"]["env"].count("***") == 2
+    assert [item["kind"] for item in documents] == ["ConfigMap", "Secret", "MPIJob"]
+    assert documents[0] == request.objects(job_request, b"")[0]
+    assert documents[2] == dict(job_request.body)
+    assert documents[1]["stringData"]["env"].count("***") == 2
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_job_of_1000_nodes_is_quickly_made_and_small_enough(engine: str):
     started_s = time.process_time()
-    made = build(engine, nodes=1000)
-    text = request.text(made)
+    job_request = build(engine, nodes=1000)
+    text = request.text(job_request)
     spent_s = time.process_time() - started_s
-    sizes = [len(json.dumps(item)) for item in request.objects(made, b"k" * 500)]
+    sizes = [len(json.dumps(item)) for item in request.objects(job_request, b"k" * 500)]
 
     assert spent_s < 5.0
     # By default, etcd accepts objects of up to 1.5 MiB.
@@ -381,9 +381,9 @@ def test_a_service_can_have_the_name_of_the_job(job: str):
 
 @pytest.mark.parametrize("policy", ["AtStartup", "WaitForWorkersReady"])
 def test_launcher_creation_is_passed_to_the_mpi_operator(policy: str):
-    made = build("mpi-operator", {"launcher_creation": policy})
+    job_request = build("mpi-operator", {"launcher_creation": policy})
 
-    assert made.body["spec"]["launcherCreationPolicy"] == policy
+    assert job_request.body["spec"]["launcherCreationPolicy"] == policy
 
 
 # -- retries and policies -------------------------------------------------------------------------
@@ -426,8 +426,8 @@ def test_a_patch_reaches_one_container_and_one_variable():
             "securityContext": {"$patch": "replace", "runAsUser": 7},
         }
     }
-    made = build("volcano", {**EVERYTHING, "pod": patch}).body["spec"]["tasks"][0]["template"]
-    containers = made["spec"]["containers"]
+    template = build("volcano", {**EVERYTHING, "pod": patch}).body["spec"]["tasks"][0]["template"]
+    containers = template["spec"]["containers"]
     container_env = {item["name"]: item.get("value") for item in containers[0]["env"]}
 
     assert [item["name"] for item in containers] == ["cloudjob", "sidecar"]
@@ -435,8 +435,8 @@ def test_a_patch_reaches_one_container_and_one_variable():
     assert container_env["NEW"] == "1"
     assert container_env["MA_VJ_NAME"] == "train-2345678b"
     assert "resources" not in containers[0]
-    assert "cache" not in [item["name"] for item in made["spec"]["volumes"]]
-    assert made["spec"]["securityContext"] == {"runAsUser": 7}
+    assert "cache" not in [item["name"] for item in template["spec"]["volumes"]]
+    assert template["spec"]["securityContext"] == {"runAsUser": 7}
 
 
 _trees = st.recursive(
@@ -610,15 +610,15 @@ def test_a_patch_cannot_remove_the_labels_that_identify_the_job(engine: str):
     options = {"job": patch, "pod": {} if engine == "ms-operator" else patch}
     body = build(engine, options).body
 
-    own = {"cloudjob.job": "train-2345678b", "app.kubernetes.io/managed-by": "cloudjob"}
+    labels = {"cloudjob.job": "train-2345678b", "app.kubernetes.io/managed-by": "cloudjob"}
     assert body["metadata"] == {
         "name": "train-2345678b",
         "namespace": "lab",
-        "labels": {"a": "b", **own},
+        "labels": {"a": "b", **labels},
     }
-    for made in operators.made_of(dict(body)).pods:
+    for item in operators.made_of(dict(body)).pods:
         if engine != "ms-operator":
-            assert own.items() <= made["metadata"]["labels"].items()
+            assert labels.items() <= item["metadata"]["labels"].items()
 
 
 def test_only_retained_keys_stay():
@@ -632,7 +632,7 @@ def test_only_retained_keys_stay():
 
 
 @pytest.mark.parametrize(
-    ("user", "pod_context", "own"),
+    ("user", "pod_context", "container_context"),
     [
         ("", {}, {"allowPrivilegeEscalation": False}),
         ("0", {"runAsUser": 0, "runAsNonRoot": False}, None),
@@ -649,13 +649,15 @@ def test_only_retained_keys_stay():
         ),
     ],
 )
-def test_pods_run_with_minimal_permissions_for_their_user(user: str, pod_context: Any, own: Any):
-    (made, *_) = operators.made_of(dict(build("volcano", {"user": user}).body)).pods
+def test_pods_run_with_minimal_permissions_for_their_user(
+    user: str, pod_context: Any, container_context: Any
+):
+    (item, *_) = operators.made_of(dict(build("volcano", {"user": user}).body)).pods
 
-    context = made["spec"]["securityContext"]
+    context = item["spec"]["securityContext"]
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod_context.items() <= context.items()
-    assert made["spec"]["containers"][0].get("securityContext") == own
+    assert item["spec"]["containers"][0].get("securityContext") == container_context
 
 
 def test_a_local_folder_is_accepted_if_a_volume_mounts_it():
@@ -919,12 +921,12 @@ def test_a_job_of_the_mindspore_operator_ends_with_its_head(
     if head is not None:
         codes = head["state"].get("terminated", {}).values()
         phase = "Failed" if any(codes) else "Succeeded" if codes else "Running"
-        found = {
+        item = {
             "metadata": {"name": "j-scheduler-0", "uid": "u"},
             "spec": HEAD,
             "status": {"phase": phase, "containerStatuses": [{"name": "cloudjob", **head}]},
         }
-        pods = [state.pod_of(found, lambda found: MS_OPERATOR.node_of("j", found))]
+        pods = [state.pod_of(item, lambda item: MS_OPERATOR.node_of("j", item))]
     status = state.status_of(MS_OPERATOR, mpi_job(message), pods, is_cancelled=False)
 
     assert status.state is expected
@@ -932,7 +934,7 @@ def test_a_job_of_the_mindspore_operator_ends_with_its_head(
 
 def test_a_head_that_was_deleted_is_not_waited_for():
     """If its host is gone, the pod never terminates."""
-    found = {
+    item = {
         "metadata": {
             "name": "j-scheduler-0",
             "uid": "u",
@@ -944,7 +946,7 @@ def test_a_head_that_was_deleted_is_not_waited_for():
             "containerStatuses": [{"name": "cloudjob", "state": {"running": {"x": 1}}}],
         },
     }
-    pods = [state.pod_of(found, lambda found: MS_OPERATOR.node_of("j", found))]
+    pods = [state.pod_of(item, lambda item: MS_OPERATOR.node_of("j", item))]
     status = state.status_of(MS_OPERATOR, mpi_job("Failed"), pods, is_cancelled=False)
 
     assert status.state is JobState.FAILED
@@ -956,12 +958,12 @@ HEAD = {"containers": [{"env": [{"name": "VC_TASK_INDEX", "value": "0"}]}]}
 def pod_in(node: int, phase: str, **status: Any) -> state.Pod:
     """Return a Volcano pod as read from the API."""
     limits = {"name": "cloudjob", "resources": {"limits": {"memory": "4Gi"}}}
-    found = {
+    item = {
         "metadata": {"name": f"j-worker-{node}", "uid": f"u{node}", "creationTimestamp": ""},
         "spec": {"containers": [limits]},
         "status": {"phase": phase, **status},
     }
-    return state.pod_of(found, lambda found: VOLCANO.node_of("j", found))
+    return state.pod_of(item, lambda item: VOLCANO.node_of("j", item))
 
 
 def ended(node: int, code: int, reason: str = "Error", at: str = "2026-11-21T10:00:05Z"):
@@ -980,26 +982,26 @@ def volcano_status(job: dict[str, Any], *pods: state.Pod, is_cancelled: bool = F
 
 def test_a_node_that_ran_out_of_memory_is_named():
     """The entry only knows that a rank was killed."""
-    found = volcano_status(volcano_job("Failed"), ended(0, 1), ended(1, 137, "OOMKilled"))
+    status = volcano_status(volcano_job("Failed"), ended(0, 1), ended(1, 137, "OOMKilled"))
 
-    assert found.state is JobState.FAILED
-    assert found.reason == (
+    assert status.state is JobState.FAILED
+    assert status.reason == (
         "out of memory: node 1 (j-worker-1), limited to 4Gi; raise kubernetes.memory_gib, to which "
         "/dev/shm counts"
     )
-    assert found.failure.node == 1
+    assert status.failure.node == 1
 
 
 def test_an_evicted_pod_is_blamed_rather_than_pods_ended_because_of_it():
     evicted = pod_in(2, "Failed", reason="Evicted", message="The node was low on resource: memory.")
-    found = volcano_status(volcano_job("Aborted"), ended(0, 143), evicted)
+    status = volcano_status(volcano_job("Aborted"), ended(0, 143), evicted)
 
-    assert found.failure.message == (
+    assert status.failure.message == (
         "node 2 (j-worker-2): Evicted: The node was low on resource: memory; its machine ran short "
         "of memory or disk; request what the job uses (kubernetes.memory_gib)"
     )
-    assert found.failure.node == 2
-    assert found.stop is Stop.PLATFORM
+    assert status.failure.node == 2
+    assert status.stop is Stop.PLATFORM
 
 
 def test_an_own_reason_is_more_specific_than_a_disruption():
@@ -1024,12 +1026,12 @@ def indexed_pod(node: int, status: dict[str, Any], *, is_leaving: bool = False) 
     annotations = {"batch.kubernetes.io/job-completion-index": str(node)}
     deletion = {"deletionTimestamp": "2026-11-21T10:00:00Z"} if is_leaving else {}
     metadata = {"name": f"j-{node}-abcde", "uid": f"u{node}", "annotations": annotations}
-    found = {
+    item = {
         "metadata": {**metadata, **deletion},
         "spec": {"nodeName": f"machine-{node}"},
         "status": status,
     }
-    return state.pod_of(found, lambda found: INDEXED.node_of("j", found))
+    return state.pod_of(item, lambda item: INDEXED.node_of("j", item))
 
 
 RUNS = {"name": "cloudjob", "state": {"running": {"startedAt": "2026-11-21T10:00:01Z"}}}
@@ -1058,16 +1060,16 @@ def test_a_lost_head_ends_an_indexed_job(
         indexed_pod(1 - node, {"phase": "Running", "containerStatuses": [RUNS]}),
     ]
     pods.sort(key=lambda pod: pod.node or 0)
-    found = state.status_of(
+    status = state.status_of(
         INDEXED, indexed_job(active=2, ready=1), pods, is_cancelled=is_cancelled
     )
 
-    assert found.state is expected
-    assert "its machine machine-" in found.native or expected is JobState.FAILED
+    assert status.state is expected
+    assert "its machine machine-" in status.native or expected is JobState.FAILED
     if expected is JobState.FAILED:
-        assert found.native == "Running, but its head is lost"
-        assert found.failure.node == 0
-        assert found.failure.message == (
+        assert status.native == "Running, but its head is lost"
+        assert status.failure.node == 0
+        assert status.failure.message == (
             "node 0 (j-0-abcde): NodeLost; its machine no longer reports to the cluster; submit "
             "the job again"
         )
@@ -1076,29 +1078,29 @@ def test_a_lost_head_ends_an_indexed_job(
 def test_an_indexed_job_runs_as_soon_as_a_pod_does():
     """The controller counts only ready pods, and a pod on a lost machine is not ready."""
     lost = {"phase": "Running", "containerStatuses": [RUNS], "conditions": CUT_OFF}
-    found = state.status_of(
+    status = state.status_of(
         INDEXED, indexed_job(active=1, ready=0), [indexed_pod(0, lost)], is_cancelled=False
     )
 
-    assert found.state is JobState.RUNNING
-    assert found.native.startswith("Running (node 0: its machine machine-0 no longer reports")
+    assert status.state is JobState.RUNNING
+    assert status.native.startswith("Running (node 0: its machine machine-0 no longer reports")
 
 
 def test_a_cancelled_job_blames_no_node():
     """Its nodes were told to terminate."""
-    found = volcano_status(volcano_job("Aborted"), ended(0, 143), is_cancelled=True)
+    status = volcano_status(volcano_job("Aborted"), ended(0, 143), is_cancelled=True)
 
-    assert found.state is JobState.CANCELLED
-    assert found.failure.message == ""
-    assert found.failure.node is None
+    assert status.state is JobState.CANCELLED
+    assert status.failure.message == ""
+    assert status.failure.node is None
 
 
 def test_start_and_end_times_are_those_of_the_containers():
     """Times are in RFC 3339 format, with milliseconds."""
-    found = volcano_status(volcano_job("Completed"), ended(0, 0, "Completed"))
+    status = volcano_status(volcano_job("Completed"), ended(0, 0, "Completed"))
 
-    assert found.started_at == found.ended_at == "2026-11-21T10:00:05.000Z"
-    assert found.exit_code == 0
+    assert status.started_at == status.ended_at == "2026-11-21T10:00:05.000Z"
+    assert status.exit_code == 0
 
 
 def test_a_cluster_is_hashable():

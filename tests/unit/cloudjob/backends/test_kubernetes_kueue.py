@@ -106,18 +106,20 @@ def test_a_deactivated_workload_waits_for_ever() -> None:
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    made = FakeApi()
-    made.objects[GROUP] = {"versions": [{"version": "v1beta2"}]}
-    yield made
-    made.close()
+    fake = FakeApi()
+    fake.objects[GROUP] = {"versions": [{"version": "v1beta2"}]}
+    yield fake
+    fake.close()
 
 
 @pytest.fixture(params=["mpi-operator", "job"])
 def job(request: pytest.FixtureRequest, api: FakeApi, tmp_path: Path) -> JobFixture:
     """A job that was not sent yet, once with each engine whose jobs Kueue manages."""
-    made = JobFixture(api, tmp_path, request.param)
-    made.request.body["metadata"].setdefault("labels", {})["kueue.x-k8s.io/queue-name"] = "research"
-    return made
+    fixture = JobFixture(api, tmp_path, request.param)
+    fixture.request.body["metadata"].setdefault("labels", {})["kueue.x-k8s.io/queue-name"] = (
+        "research"
+    )
+    return fixture
 
 
 def manage(job: JobFixture, *conditions: dict[str, str]) -> None:

@@ -24,9 +24,9 @@ LIST_JOBS = "list jobs.batch"
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    made = FakeApi()
-    yield made
-    made.close()
+    fake = FakeApi()
+    yield fake
+    fake.close()
 
 
 def needed(engine: Engine) -> dict[str, list[Permission]]:
@@ -37,8 +37,8 @@ def needed(engine: Engine) -> dict[str, list[Permission]]:
 def roles() -> dict[str, list[dict[str, Any]]]:
     """Return the rules of each role in the guide."""
     text = next(part for part in GUIDE.read_text().split("```") if part.startswith("yaml\n"))
-    found = yaml.safe_load_all(text.removeprefix("yaml\n"))
-    return {role["metadata"]["name"]: role["rules"] for role in found}
+    documents = yaml.safe_load_all(text.removeprefix("yaml\n"))
+    return {role["metadata"]["name"]: role["rules"] for role in documents}
 
 
 def expanded(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:

@@ -97,9 +97,9 @@ class Job:
     def __init__(self, engine: str, folder: Path) -> None:
         self.engine = ENGINES[engine]
         self.client = Recorded()
-        made = build(engine, nodes=2)
-        self.name = made.job_names.name
-        self.job = copy.deepcopy(made.body)
+        job_request = build(engine, nodes=2)
+        self.name = job_request.job_names.name
+        self.job = copy.deepcopy(job_request.body)
         self.job["metadata"] |= {"uid": "u", "creationTimestamp": AT.format(0)}
         self.client.objects[self.engine.resource.path(NAMESPACE, self.name)] = self.job
         self.pods: dict[int, Object] = {}
@@ -111,7 +111,7 @@ class Job:
             assert node is not None
             self.pods[node] = self.client.objects[f"{PODS}/{name}"] = pod
         self.set_phase("Created")
-        self.handle = f"kubernetes://test/{NAMESPACE}/{engine}/{made.job}"
+        self.handle = f"kubernetes://test/{NAMESPACE}/{engine}/{job_request.job}"
         self.now_s = times.seconds_of(AT.format(9))
         self.backend = KubernetesBackend(folder, {}, environ={}, now_s=lambda: self.now_s)
         cluster = backends._parse_handle(self.handle).cluster
@@ -211,12 +211,12 @@ class Job:
         self.client.objects["/apis/kueue.x-k8s.io"] = {"versions": [{"version": "v1beta2"}]}
         keys = ("type", "status", "reason", "message")
         at = {"lastTransitionTime": AT.format(2)}
-        found = [dict(zip(keys, condition, strict=True)) | at for condition in conditions]
+        rows = [dict(zip(keys, condition, strict=True)) | at for condition in conditions]
         path = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/workloads/w"
         self.client.objects[path] = {
             "metadata": {"name": "w", "ownerReferences": [{"uid": "u"}]},
             "spec": {"queueName": "lab"},
-            "status": {"conditions": found},
+            "status": {"conditions": rows},
         }
 
     def cancel(self) -> None:

@@ -37,24 +37,24 @@ NAMED: dict[str, Any] = {
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    made = FakeApi()
-    yield made
-    made.close()
+    fake = FakeApi()
+    yield fake
+    fake.close()
 
 
 def with_volumes(engine: str = "job", options: Any = None, **values: Any):
     """Return the request of a job whose inputs and outputs are volumes."""
-    made = submission(engine, options, **{**NAMED, **values})
-    outputs = tuple((name, uri or "s3://bucket/x") for name, uri in made.spec.outputs.items())
-    return request.build(made._replace(outputs=outputs), ENGINES[engine], NAMESPACE)
+    base = submission(engine, options, **{**NAMED, **values})
+    outputs = tuple((name, uri or "s3://bucket/x") for name, uri in base.spec.outputs.items())
+    return request.build(base._replace(outputs=outputs), ENGINES[engine], NAMESPACE)
 
 
 def examples() -> dict[str, Any]:
     """Return the sections ``kubernetes`` of the examples in the guide, as one."""
     text = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
     parts = [part for part in text.split("```") if part.startswith("yaml\nkubernetes:")]
-    found = [yaml.safe_load(part.removeprefix("yaml\n"))["kubernetes"] for part in parts]
-    return {key: value for section in found for key, value in section.items()}
+    sections = [yaml.safe_load(part.removeprefix("yaml\n"))["kubernetes"] for part in parts]
+    return {key: value for section in sections for key, value in section.items()}
 
 
 # -- volumes by name ------------------------------------------------------------------------------
@@ -63,9 +63,9 @@ def examples() -> dict[str, Any]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_inputs_and_outputs_that_name_volumes_are_mounted(engine: str):
     """An input is a path in a read-only volume, an output a folder that the entry writes to."""
-    made = with_volumes(engine)
+    job_request = with_volumes(engine)
 
-    for pod in operators.made_of(dict(made.body)).pods:
+    for pod in operators.made_of(dict(job_request.body)).pods:
         (container,) = pod["spec"]["containers"]
         variables = {item["name"]: item.get("value") for item in container["env"]}
         mounts = {
@@ -115,10 +115,10 @@ def test_a_wrong_name_of_a_volume_is_refused(values: Any, message: str):
 def test_volumes_are_only_for_kubernetes(backend: str):
     spec = submission("job", **NAMED).spec.with_values(backend=backend)
 
-    found = dict(validation.conflicts(spec))
-    assert found["inputs.DATA"] == f"is a volume of Kubernetes (given pvc:// with {backend})"
-    assert {"inputs.HUB", "inputs.RULES", "outputs.MODEL"} <= set(found)
-    assert "inputs.WEB" not in found
+    problem_of = dict(validation.conflicts(spec))
+    assert problem_of["inputs.DATA"] == f"is a volume of Kubernetes (given pvc:// with {backend})"
+    assert {"inputs.HUB", "inputs.RULES", "outputs.MODEL"} <= set(problem_of)
+    assert "inputs.WEB" not in problem_of
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -159,7 +159,7 @@ RWO, RWX, ROX = "ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"
 
 
 @pytest.mark.parametrize(
-    ("found", "use", "nodes", "binds_late", "expected"),
+    ("stated", "use", "nodes", "binds_late", "expected"),
     [
         (claim(RWO), ALONE, 1, False, Doubt.NONE),
         (claim(RWX), ALONE, 3, False, Doubt.NONE),
@@ -179,9 +179,9 @@ RWO, RWX, ROX = "ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"
     ],
 )
 def test_a_claim_fits_the_pods_or_says_why_not(
-    found: dict[str, Any], use: Use, nodes: int, binds_late: bool, expected: Doubt
+    stated: dict[str, Any], use: Use, nodes: int, binds_late: bool, expected: Doubt
 ):
-    assert volumes.doubt_of(found, use, nodes, binds_late=binds_late) is expected
+    assert volumes.doubt_of(stated, use, nodes, binds_late=binds_late) is expected
 
 
 @pytest.mark.parametrize("kind", ["required", "preferred"])
@@ -212,15 +212,15 @@ def test_everything_that_pods_refer_to_is_needed(kind: str):
     }
     needs = volumes.needs_of(with_volumes("mpi-operator", options).body)
 
-    own = "train-2345678b"
+    job_name = "train-2345678b"
     assert needs.claims == {
         "datasets": Use(True, is_together),
         "results": Use(False, is_together),
     }
     assert needs.host_paths == {"/disk"}
     assert needs.objects == {
-        (CONFIG_MAP, f"{own}-entry"): set(),
-        (SECRET, f"{own}-delivery"): set(),
+        (CONFIG_MAP, f"{job_name}-entry"): set(),
+        (SECRET, f"{job_name}-delivery"): set(),
         (SECRET, "hub"): {"token"},
         (CONFIG_MAP, "rules"): set(),
         (SECRET, "keys"): {"a"},
@@ -243,16 +243,16 @@ def test_missing_objects_are_found_before_the_submit(api: FakeApi, tmp_path: Pat
             }
         },
     }
-    made = with_volumes(options=options, nodes=2)
+    job_request = with_volumes(options=options, nodes=2)
     client = job.backend._client(job.backend._cluster)
 
-    def found() -> dict[str, tuple[bool, bool, str]]:
-        each = checks._needs(client, made)
+    def checks_now() -> dict[str, tuple[bool, bool, str]]:
+        each = checks._needs(client, job_request)
         return {item.name: (item.is_ok, item.is_needed, item.found) for item in each}
 
     missing = (False, True, "there is none in lab")
     wanted = ("PersistentVolumeClaim datasets", "PersistentVolumeClaim results", "Secret hub")
-    assert found() == {
+    assert checks_now() == {
         "hostPath /x": (
             False,
             False,
@@ -270,7 +270,7 @@ def test_missing_objects_are_found_before_the_submit(api: FakeApi, tmp_path: Pat
     api.objects[f"{CORE}/secrets/hub"] = {"data": {"token": ""}}
     api.objects["/apis/storage.k8s.io/v1/storageclasses/fast"] = {"volumeBindingMode": "Immediate"}
     api.forbidden = {("GET", "/serviceaccounts/"), ("GET", "/configmaps/")}
-    now = found()
+    now = checks_now()
     del now["hostPath /x"]
     assert now == {
         "PersistentVolumeClaim datasets": (True, True, "usable (ReadWriteOnce, ReadOnlyMany)"),
@@ -282,7 +282,7 @@ def test_missing_objects_are_found_before_the_submit(api: FakeApi, tmp_path: Pat
     api.objects["/apis/storage.k8s.io/v1/storageclasses/fast"] = {
         "volumeBindingMode": "WaitForFirstConsumer"
     }
-    assert found()["PersistentVolumeClaim results"] == (True, True, "usable (ReadWriteMany)")
+    assert checks_now()["PersistentVolumeClaim results"] == (True, True, "usable (ReadWriteMany)")
 
 
 # -- ordinary wishes ------------------------------------------------------------------------------
@@ -292,10 +292,10 @@ def test_missing_objects_are_found_before_the_submit(api: FakeApi, tmp_path: Pat
 def test_each_version_of_kubernetes_accepts_the_examples_of_the_guide(engine: str):
     options = examples()
     assert set(options) == {"volumes", "pod"}
-    made = build(engine, options, nodes=2)
-    (*_, pod) = operators.made_of(dict(made.body)).pods
+    job_request = build(engine, options, nodes=2)
+    (*_, pod) = operators.made_of(dict(job_request.body)).pods
 
-    found = [
+    problems_found = [
         problem
         for version in kube_schemas.VERSIONS
         for problem in kube_schemas.problems(pod, version)
@@ -303,10 +303,10 @@ def test_each_version_of_kubernetes_accepts_the_examples_of_the_guide(engine: st
     # MindSpore's operator is older than sidecars.
     of_crd = [
         problem
-        for problem in check(dict(made.body), engine)
+        for problem in check(dict(job_request.body), engine)
         if engine != "ms-operator" or "restartPolicy" not in problem
     ]
-    assert found == of_crd == []
+    assert problems_found == of_crd == []
     limits = pod["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"rdma/hca": "1", "ephemeral-storage": "100Gi"}
     assert pod["spec"]["initContainers"][1]["restartPolicy"] == "Always"
@@ -318,7 +318,9 @@ def test_each_version_of_kubernetes_accepts_the_examples_of_the_guide(engine: st
 def test_pods_pass_the_restricted_standard_of_pod_security(engine: str, nodes: int):
     pods = operators.made_of(dict(build(engine, nodes=nodes).body)).pods
 
-    assert [found for pod in pods for found in kube_schemas.restricted_problems(pod["spec"])] == []
+    assert [
+        problem for pod in pods for problem in kube_schemas.restricted_problems(pod["spec"])
+    ] == []
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,9 @@ def test_many_jobs_that_run_are_one_search(
     not_known = backend.handle(backend.build(submission()))
     service.seen.clear()
 
-    found = backend.statuses([*running, ended, *deleted, not_known])
+    status_of = backend.statuses([*running, ended, *deleted, not_known])
 
-    states = {handle: status and status.state for handle, status in found.items()}
+    states = {handle: status and status.state for handle, status in status_of.items()}
     expected = dict.fromkeys([*running, not_known], JobState.RUNNING)
     assert states == expected | dict.fromkeys(deleted if searches > 1 else ())
     assert len(service.seen) == len(service.requests_with("training-job-searches")) == searches
@@ -161,10 +161,10 @@ def test_tags_are_put_on_the_job(service: ModelArts, backend: ModelArtsBackend):
     ],
 )
 def test_each_phase_maps_to_a_state(phase: str, second: str, expected: JobState):
-    found = state.status_of({"status": {"phase": phase, "secondary_phase": second}})
+    status = state.status_of({"status": {"phase": phase, "secondary_phase": second}})
 
-    assert found.state is expected
-    assert found.native.startswith(phase)
+    assert status.state is expected
+    assert status.native.startswith(phase)
 
 
 def test_a_failure_is_attributed_to_the_task_that_failed_first():
@@ -184,13 +184,13 @@ def test_a_failure_is_attributed_to_the_task_that_failed_first():
             ],
         }
     }
-    found = state.status_of(job)
+    status = state.status_of(job)
 
-    assert found.failure == Failure(1, exit_code=137, message="OOMKilled")
-    assert "out of memory" in found.reason
-    assert found.started_at == "2023-11-14T22:13:20.000Z"
-    assert found.ended_at == "2023-11-14T22:14:21.500Z"
-    assert found.attempt_at == "2023-11-14T22:14:00.000Z"
+    assert status.failure == Failure(1, exit_code=137, message="OOMKilled")
+    assert "out of memory" in status.reason
+    assert status.started_at == "2023-11-14T22:13:20.000Z"
+    assert status.ended_at == "2023-11-14T22:14:21.500Z"
+    assert status.attempt_at == "2023-11-14T22:14:00.000Z"
 
 
 def test_a_job_without_any_details_has_a_status():
@@ -259,8 +259,8 @@ def test_events_and_metrics_are_those_of_the_service(service: ModelArts, backend
         ("Warning", "Scheduler", "no room"),
     ]
     assert all(event.at for event in events)
-    found = [tuple(metric) for metric in backend.metrics(handle)]
-    assert [metric for metric in found if metric[1] == "cpuUsage"] == [
+    metrics = [tuple(metric) for metric in backend.metrics(handle)]
+    assert [metric for metric in metrics if metric[1] == "cpuUsage"] == [
         (0, "cpuUsage", (12.5, None, 50.0)),
         (1, "cpuUsage", (1.0,)),
     ]
@@ -287,10 +287,10 @@ def run_checks(
 
 
 def test_every_check_passes_for_a_valid_job(service: ModelArts, backend: ModelArtsBackend):
-    found = run_checks(service, backend)
+    check_of = run_checks(service, backend)
 
-    assert all(check.is_ok for check in found.values())
-    assert set(found) == {
+    assert all(check.is_ok for check in check_of.values())
+    assert set(check_of) == {
         "credentials",
         "endpoint",
         "clock",
@@ -396,10 +396,10 @@ def test_a_bucket_in_another_region_or_encrypted_is_reported(
 ):
     """The service reports such a bucket only after the job has failed."""
     service.obs.location, service.obs.is_encrypted = "eu-west-101", True
-    found = run_checks(service, backend)
+    check_of = run_checks(service, backend)
 
-    assert found["bucket"].found == "bucket is in eu-west-101, but jobs run in cn-north-4"
-    assert not found["encryption"].is_ok
+    assert check_of["bucket"].found == "bucket is in eu-west-101, but jobs run in cn-north-4"
+    assert not check_of["encryption"].is_ok
 
 
 def test_a_bucket_that_refuses_the_local_clock_is_reported(
@@ -438,10 +438,10 @@ def test_a_full_quota_is_reported(service: ModelArts, backend: ModelArtsBackend)
 def test_a_pool_is_checked_instead_of_a_flavor(service: ModelArts, backend: ModelArtsBackend):
     """The pool determines the size of its nodes."""
     options = {"modelarts": {"pool_id": "pool-a"}}
-    found = run_checks(service, backend, flavor="", **options)
+    check_of = run_checks(service, backend, flavor="", **options)
 
-    assert found["pool"].is_ok
-    assert "flavor" not in found
+    assert check_of["pool"].is_ok
+    assert "flavor" not in check_of
     missing = run_checks(service, backend, modelarts={"pool_id": "pool-b"})
     assert not missing["pool"].is_ok
     assert missing["pool"].is_needed
@@ -469,10 +469,12 @@ def test_an_image_of_another_registry_is_not_checked(service: ModelArts, backend
 
 def test_wrong_keys_are_reported_once_and_not_by_every_check(service: ModelArts, tmp_path: Path):
     environ = {**environ_of(service), "HUAWEICLOUD_SDK_SK": "another"}
-    found = run_checks(service, ModelArtsBackend(tmp_path, {}, environ=environ, user_home=tmp_path))
+    check_of = run_checks(
+        service, ModelArtsBackend(tmp_path, {}, environ=environ, user_home=tmp_path)
+    )
 
-    assert not found["credentials"].is_ok
-    assert [check.name for check in found.values() if not check.is_ok and check.is_needed] == [
+    assert not check_of["credentials"].is_ok
+    assert [check.name for check in check_of.values() if not check.is_ok and check.is_needed] == [
         "credentials"
     ]
 
@@ -483,37 +485,37 @@ def test_a_user_without_permission_to_list_quotas_may_submit(
     """A user may have permission to train, but not to list quotas."""
     refused = {"error_msg": "denied", "error_code": "ModelArts.0103"}
     service.faults.append(once("training-quotas", Reply(403, refused), times=9))
-    found = run_checks(service, backend)
+    check_of = run_checks(service, backend)
 
-    assert [check for check in found.values() if check.is_needed and not check.is_ok] == []
-    assert "denied" in found["asking for quotas"].found
+    assert [check for check in check_of.values() if check.is_needed and not check.is_ok] == []
+    assert "denied" in check_of["asking for quotas"].found
 
 
 def test_the_checks_run_in_parallel(service: ModelArts, backend: ModelArtsBackend):
     """None of the first five requests is answered before all five have arrived."""
-    found: list[bool] = []
+    arrivals: list[bool] = []
     numbers = itertools.count(1)
     all_arrived = threading.Event()
 
     def wait(_seen: Any) -> None:
         if next(numbers) == 5:
             all_arrived.set()
-        found.append(all_arrived.wait(20))
+        arrivals.append(all_arrived.wait(20))
 
     service.faults.append(wait)
     run_checks(service, backend, outputs={"O": "obs://bucket/mine"})
 
-    assert found == [True] * 6
+    assert arrivals == [True] * 6
 
 
 def test_without_a_job_doctor_lists_what_the_service_offers(
     service: ModelArts, backend: ModelArtsBackend
 ):
     """`cloudjob doctor --backend modelarts` shows these checks."""
-    found = {check.name: check for check in backend.checks(None, "")}
+    check_of = {check.name: check for check in backend.checks(None, "")}
 
-    assert found["flavor"].found == "2 flavors: cpu, gpu"
-    assert found["engine"].found == "4 engines: hvd-1, ms-1, ms-2, torch-1"
+    assert check_of["flavor"].found == "2 flavors: cpu, gpu"
+    assert check_of["engine"].found == "4 engines: hvd-1, ms-1, ms-2, torch-1"
 
 
 def test_a_site_is_immutable():

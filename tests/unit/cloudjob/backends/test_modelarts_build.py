@@ -45,14 +45,14 @@ def submission(**values: Any) -> Submission:
             **values,
         }
     )
-    made = submissions.submission_of(
+    plain = submissions.submission_of(
         spec,
         "train-2345678b",
         code=Code(f"{STORE}/train-2345678b/code.json", "sha256:" + "0" * 64),
         record_uri=f"{STORE}/train-2345678b/record/exit.json",
         outputs_uri=f"{STORE}/train-2345678b/outputs",
     )
-    return made._replace(access={"CLOUDJOB_S3_SECRET_KEY": "the-secret-key"})
+    return plain._replace(access={"CLOUDJOB_S3_SECRET_KEY": "the-secret-key"})
 
 
 EVERYTHING = {
@@ -96,8 +96,8 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_the_body_matches_the_golden_file(name: str):
     """Covers each way to select an image or engine, and a job that uses every key."""
-    shown = request.show(request.build(submission(**BODIES[name]), SITE))
-    text = json.dumps(shown, indent=1, sort_keys=True) + "\n"
+    description = request.show(request.build(submission(**BODIES[name]), SITE))
+    text = json.dumps(description, indent=1, sort_keys=True) + "\n"
     path = GOLDEN / f"{name}.json"
 
     assert path.exists(), f"when this is right, write it to {path.relative_to(ROOT)}:\n{text}"
@@ -108,14 +108,14 @@ def test_the_body_matches_the_golden_file(name: str):
 
 def test_the_body_contains_no_secret():
     """Every user of the workspace can read the body."""
-    made = request.build(submission(**EVERYTHING), SITE)
-    text = json.dumps(made.body)
+    job_request = request.build(submission(**EVERYTHING), SITE)
+    text = json.dumps(job_request.body)
 
     assert "s3cr3t" not in text
     assert "the-secret-key" not in text
-    assert made.env["TOKEN"] == "s3cr3t"
-    assert "s3cr3t" not in json.dumps(request.show(made))
-    assert "s3cr3t" not in repr(made)
+    assert job_request.env["TOKEN"] == "s3cr3t"
+    assert "s3cr3t" not in json.dumps(request.show(job_request))
+    assert "s3cr3t" not in repr(job_request)
 
 
 def test_the_keys_of_the_store_are_delivered_only_when_an_entry_needs_them():
@@ -136,36 +136,36 @@ def test_the_keys_of_the_store_are_delivered_only_when_an_entry_needs_them():
     )
 )
 def test_every_variable_is_delivered_exactly_once(environ: dict[str, str]):
-    made = request.build(submission(env=environ), SITE)
-    shown = made.body["algorithm"]["environments"]
-    delivered = variables.load(request.delivered_env(made))
+    job_request = request.build(submission(env=environ), SITE)
+    visible = job_request.body["algorithm"]["environments"]
+    delivered = variables.load(request.delivered_env(job_request))
 
-    assert {**{k: shown[k] for k in environ if k in shown}, **delivered} == environ
-    assert not set(shown) & set(delivered)
-    assert all(len(value) <= 4096 and "$" not in value and value for value in shown.values())
-    assert not any(name.startswith("MA_") for name in shown)
+    assert {**{k: visible[k] for k in environ if k in visible}, **delivered} == environ
+    assert not set(visible) & set(delivered)
+    assert all(len(value) <= 4096 and "$" not in value and value for value in visible.values())
+    assert not any(name.startswith("MA_") for name in visible)
 
 
 def test_the_hundredth_variable_is_the_last_in_the_body():
     """The remaining variables are delivered in a file beside the code."""
     environ = {f"VARIABLE_{index}": "x" for index in range(150)}
-    made = request.build(submission(env=environ), SITE)
+    job_request = request.build(submission(env=environ), SITE)
 
-    assert len(made.body["algorithm"]["environments"]) == 100
+    assert len(job_request.body["algorithm"]["environments"]) == 100
     # cloudjob's own variables come first in the body, since the entry cannot start without them.
-    assert {name for name in made.env if name.startswith("CLOUDJOB_")} == set()
-    shown = made.body["algorithm"]["environments"]
-    assert {name for name in shown if name in environ} | set(made.env) == set(environ)
+    assert {name for name in job_request.env if name.startswith("CLOUDJOB_")} == set()
+    visible = job_request.body["algorithm"]["environments"]
+    assert {name for name in visible if name in environ} | set(job_request.env) == set(environ)
 
 
 def test_each_node_reads_its_own_environment():
-    made = request.build(submission(**EVERYTHING), SITE)
-    nodes = [env.read(dict(environ)) for environ in made.environments]
+    job_request = request.build(submission(**EVERYTHING), SITE)
+    nodes = [env.read(dict(environ)) for environ in job_request.environments]
 
     assert [node.node for node in nodes] == [0, 1]
     assert nodes[0].slots == 4
     assert dict(nodes[0].inputs) == {"WEIGHTS": "https://example.com/w.bin"}
-    assert made.environments[1]["SEED"] == "7"
+    assert job_request.environments[1]["SEED"] == "7"
 
 
 @pytest.mark.parametrize("arguments", [("--lr", "0.1"), ("a b", "'", '"', "$HOME", "\n", "*", "")])
@@ -189,15 +189,15 @@ def test_the_command_passes_every_argument_and_those_the_platform_appends(
 
 def test_a_preset_engine_runs_our_boot_file_with_the_same_arguments(tmp_path: Path):
     """Its command takes no arguments, so a file beside the boot file contains them."""
-    made = request.build(submission(**{**PRESET, "args": ("a b", "\n")}), SITE)
-    for name, data in delivery.companions(made).items():
+    job_request = request.build(submission(**{**PRESET, "args": ("a b", "\n")}), SITE)
+    for name, data in delivery.companions(job_request).items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "boot.sh").write_text('printf "%s\\0" "$CLOUDJOB_DELIVERY" "$@"\n')
     done = subprocess.run(
         ["python3", str(tmp_path / "boot.py"), "--data_url=/x"], capture_output=True, check=True
     )
 
-    assert made.body["algorithm"]["boot_file"] == "/bucket/jobs/train-2345678b/node/boot.py"
+    assert job_request.body["algorithm"]["boot_file"] == "/bucket/jobs/train-2345678b/node/boot.py"
     assert done.stdout.decode().split("\0")[:-1] == [
         str(tmp_path),
         "train.py",
@@ -209,12 +209,12 @@ def test_a_preset_engine_runs_our_boot_file_with_the_same_arguments(tmp_path: Pa
 
 def test_the_delivered_folder_has_entry_variables_and_key():
     """Each job has a new key. A single-node job without secrets needs neither env nor ssh-key."""
-    made = request.build(submission(secrets={"TOKEN": "s3cr3t"}), SITE)
-    found, other = delivery.companions(made), delivery.companions(made)
+    job_request = request.build(submission(secrets={"TOKEN": "s3cr3t"}), SITE)
+    files, other = delivery.companions(job_request), delivery.companions(job_request)
 
-    assert set(found) == {"jobentry.pyz", "boot.sh", "env", "ssh-key"}
-    assert variables.load(found["env"]) == {"TOKEN": "s3cr3t"}
-    assert found["ssh-key"] != other["ssh-key"]
+    assert set(files) == {"jobentry.pyz", "boot.sh", "env", "ssh-key"}
+    assert variables.load(files["env"]) == {"TOKEN": "s3cr3t"}
+    assert files["ssh-key"] != other["ssh-key"]
     assert set(delivery.companions(request.build(submission(nodes=1), SITE))) == {
         "jobentry.pyz",
         "boot.sh",
@@ -274,8 +274,8 @@ def test_settings_that_modelarts_does_not_support_are_refused(
 
 def test_a_store_that_is_not_obs_is_refused():
     """ModelArts copies code only from OBS."""
-    made = submission()
-    other = made._replace(code=Code("file:///x/train-2345678b/code.json", made.code.digest))
+    plain = submission()
+    other = plain._replace(code=Code("file:///x/train-2345678b/code.json", plain.code.digest))
     with pytest.raises(SpecError) as caught:
         request.build(other, SITE)
 
@@ -285,29 +285,29 @@ def test_a_store_that_is_not_obs_is_refused():
 def test_a_null_in_the_body_removes_a_key():
     """A user can thus remove a key that cloudjob sets."""
     tree = {"spec": {"log_export_path": None}, "algorithm": {"policies": None, "summary": {"a": 1}}}
-    made = request.build(submission(modelarts={"body": tree}), SITE)
+    job_request = request.build(submission(modelarts={"body": tree}), SITE)
 
-    assert "log_export_path" not in made.body["spec"]
-    assert "policies" not in made.body["algorithm"]
-    assert made.body["algorithm"]["summary"] == {"a": 1}
-    assert made.body["spec"]["resource"]["flavor_id"] == "modelarts.vm.gpu.8"
+    assert "log_export_path" not in job_request.body["spec"]
+    assert "policies" not in job_request.body["algorithm"]
+    assert job_request.body["algorithm"]["summary"] == {"a": 1}
+    assert job_request.body["spec"]["resource"]["flavor_id"] == "modelarts.vm.gpu.8"
 
 
 def test_the_platforms_timeout_is_later_than_that_of_the_entry():
     """The entry ends a job within its grace period; the platform's limit is the fallback."""
-    made = request.build(submission(timeout_min=61.0), SITE)
-    own = request.build(submission(timeout_min=61.0, modelarts={"auto_stop_hours": 2}), SITE)
+    job_request = request.build(submission(timeout_min=61.0), SITE)
+    with_limit = request.build(submission(timeout_min=61.0, modelarts={"auto_stop_hours": 2}), SITE)
 
-    assert made.body["spec"]["auto_stop"] == {"time_unit": "HOURS", "duration": 3}
-    assert own.body["spec"]["auto_stop"]["duration"] == 2
+    assert job_request.body["spec"]["auto_stop"] == {"time_unit": "HOURS", "duration": 3}
+    assert with_limit.body["spec"]["auto_stop"]["duration"] == 2
 
 
 def test_an_emulator_has_defaults():
     site = replace(SITE, default_image="cloudjob/base:latest", default_flavor="cpu")
-    made = request.build(submission(image="", flavor=""), site)
+    job_request = request.build(submission(image="", flavor=""), site)
 
-    assert made.body["algorithm"]["engine"] == {"image_url": "cloudjob/base:latest"}
-    assert made.body["spec"]["resource"]["flavor_id"] == "cpu"
+    assert job_request.body["algorithm"]["engine"] == {"image_url": "cloudjob/base:latest"}
+    assert job_request.body["spec"]["resource"]["flavor_id"] == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -319,10 +319,10 @@ def test_an_emulator_has_defaults():
     ],
 )
 def test_the_platform_restarts_a_job_after_the_failures_that_it_can_notice(kinds, expected):
-    made = request.build(submission(retries=2, retry={"on": kinds}), SITE)
+    job_request = request.build(submission(retries=2, retry={"on": kinds}), SITE)
 
-    found = made.body["metadata"]["annotations"]
-    assert found == {
+    written = job_request.body["metadata"]["annotations"]
+    assert written == {
         "fault-tolerance/job-retry-num": "2",
         **{f"fault-tolerance/{name}": value for name, value in expected.items()},
     }

@@ -65,8 +65,8 @@ LOGIN = Login(SETTINGS.user, SETTINGS.domain, PASSWORD)
 
 def site_of(service: ModelArts, **values: Any) -> Site:
     """Return the site of the service, with some values replaced."""
-    found = Site(service.endpoint, service.endpoint, REGION, PROJECT, KEYS)
-    return replace(found, **values)
+    base = Site(service.endpoint, service.endpoint, REGION, PROJECT, KEYS)
+    return replace(base, **values)
 
 
 # -- retries --------------------------------------------------------------------------------------
@@ -133,9 +133,9 @@ def test_a_request_is_repeated_when_its_connection_breaks(
 
 
 def test_an_endpoint_without_a_listener_is_reported_quickly(service: ModelArts, pauses: Pauses):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        nowhere = f"127.0.0.1:{found.getsockname()[1]}"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
     with pytest.raises(BackendError) as caught:
         Client(site_of(service, endpoint=f"http://{nowhere}"), pause=pauses).show("x")
 
@@ -217,10 +217,10 @@ def creates(service: ModelArts) -> list[Seen]:
 
 def test_a_create_whose_answer_was_lost_is_not_sent_twice(service: ModelArts, client: Client):
     service.after.append(once(CREATE, Reply(cut=True)))
-    made = client.create(BODY)
+    created = client.create(BODY)
 
     (job,) = service.jobs()
-    assert (made["metadata"]["id"], "train-2345678b") == (job.id, job.name)
+    assert (created["metadata"]["id"], "train-2345678b") == (job.id, job.name)
     assert len(creates(service)) == 1
 
 
@@ -247,9 +247,9 @@ def test_a_search_that_does_not_list_the_job_yet_creates_no_second_one(
     """The service refuses a second job with the same name."""
     service.after.append(once(CREATE, Reply(cut=True)))
     service.faults.append(once("training-job-searches", Reply(200, {"total": 0, "items": []})))
-    made = client.create(BODY)
+    created = client.create(BODY)
 
-    assert [job.id for job in service.jobs()] == [made["metadata"]["id"]]
+    assert [job.id for job in service.jobs()] == [created["metadata"]["id"]]
 
 
 def test_a_refused_create_is_not_sent_again(service: ModelArts, client: Client):
@@ -313,9 +313,9 @@ def test_many_creates_during_faults_make_one_job_each(service: ModelArts):
 def test_a_search_requests_pages_by_number(service: ModelArts, client: Client):
     """The service's offset counts pages, not jobs."""
     expected = [service.add(f"job-{number}") for number in range(120)]
-    found = [job["metadata"]["id"] for job in client.search([])]
+    ids = [job["metadata"]["id"] for job in client.search([])]
 
-    assert sorted(found) == sorted(expected)
+    assert sorted(ids) == sorted(expected)
     assert [seen.json["offset"] for seen in service.requests_with("searches")] == [0, 1, 2]
 
 
@@ -325,8 +325,8 @@ def test_events_of_several_pages_come_in_order(service: ModelArts, client: Clien
     for number in range(250):
         service.database.add_event(job, str(number))
 
-    found = [event["message"] for event in client.events(job)]
-    assert found == ["Training job created.", *(str(number) for number in range(250))]
+    messages = [event["message"] for event in client.events(job)]
+    assert messages == ["Training job created.", *(str(number) for number in range(250))]
 
 
 # -- error responses ------------------------------------------------------------------------------
@@ -470,7 +470,7 @@ def test_expired_temporary_keys_are_read_again_from_the_file(service: ModelArts,
     job = service.add("train")
     file = tmp_path / "credentials"
     write_keys(file, service.access.agency_keys(service.access.account.owner.name))
-    found = site.find(
+    found_site = site.find(
         {"region": "cn-north-4", "endpoint": service.endpoint},
         {
             "HUAWEICLOUD_SDK_CREDENTIALS_FILE": str(file),
@@ -479,7 +479,7 @@ def test_expired_temporary_keys_are_read_again_from_the_file(service: ModelArts,
         tmp_path,
         tmp_path,
     )
-    client = Client(found)
+    client = Client(found_site)
     client.show(job)
     service.database.expire_all(time.time())
     write_keys(file, service.access.agency_keys(service.access.account.owner.name))
@@ -525,20 +525,22 @@ ENVIRON = {"HUAWEICLOUD_SDK_AK": "AK", "HUAWEICLOUD_SDK_SK": "SK", "HW_REGION_NA
 
 def test_the_endpoints_follow_from_the_region(tmp_path: Path):
     """These are the public endpoints of the region."""
-    found = site.find({"bucket": "mine/jobs"}, ENVIRON, tmp_path, tmp_path)
+    site_now = site.find({"bucket": "mine/jobs"}, ENVIRON, tmp_path, tmp_path)
 
-    assert found.endpoint == "https://modelarts.cn-north-4.myhuaweicloud.com"
-    assert found.iam_endpoint == "https://iam.cn-north-4.myhuaweicloud.com"
-    assert found.store_uri == "obs://mine/jobs?region=cn-north-4"
-    assert found.keys == Keys("AK", "SK")
+    assert site_now.endpoint == "https://modelarts.cn-north-4.myhuaweicloud.com"
+    assert site_now.iam_endpoint == "https://iam.cn-north-4.myhuaweicloud.com"
+    assert site_now.store_uri == "obs://mine/jobs?region=cn-north-4"
+    assert site_now.keys == Keys("AK", "SK")
 
 
 def test_the_section_takes_precedence_over_the_environment(tmp_path: Path):
     options = {"region": "eu-west-101", "project_id": "p"}
-    found = site.find(options, {**ENVIRON, "HUAWEICLOUD_SDK_PROJECT_ID": "q"}, tmp_path, tmp_path)
+    site_now = site.find(
+        options, {**ENVIRON, "HUAWEICLOUD_SDK_PROJECT_ID": "q"}, tmp_path, tmp_path
+    )
 
-    assert found.endpoint == "https://modelarts.eu-west-101.myhuaweicloud.eu"
-    assert found.project_id == "p"
+    assert site_now.endpoint == "https://modelarts.eu-west-101.myhuaweicloud.eu"
+    assert site_now.project_id == "p"
 
 
 def test_the_region_follows_from_the_endpoint(tmp_path: Path):
@@ -547,9 +549,9 @@ def test_the_region_follows_from_the_endpoint(tmp_path: Path):
         "HUAWEICLOUD_SDK_SK": "SK",
         "CLOUDJOB_MODELARTS_ENDPOINT": "modelarts.ap-southeast-1.myhuaweicloud.com",
     }
-    found = site.find({}, environ, tmp_path, tmp_path)
+    site_now = site.find({}, environ, tmp_path, tmp_path)
 
-    assert found.region == "ap-southeast-1"
+    assert site_now.region == "ap-southeast-1"
 
 
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path):
@@ -607,19 +609,19 @@ def emulator(tmp_path: Path) -> Path:
 
 
 def test_an_emulator_is_used_if_nothing_else_is_configured(emulator: Path):
-    found = site.find({}, {}, emulator, emulator)
+    site_now = site.find({}, {}, emulator, emulator)
 
-    assert found.endpoint == "http://127.0.0.1:7000"
-    assert found.is_local
-    assert found.keys == Keys("EMU", "emulated")
-    assert found.store_uri.startswith("obs://cloudjob?endpoint=http://127.0.0.1:7002")
-    assert found.default_flavor
+    assert site_now.endpoint == "http://127.0.0.1:7000"
+    assert site_now.is_local
+    assert site_now.keys == Keys("EMU", "emulated")
+    assert site_now.store_uri.startswith("obs://cloudjob?endpoint=http://127.0.0.1:7002")
+    assert site_now.default_flavor
 
 
 def test_credentials_take_precedence_over_the_emulator_unless_it_is_named(emulator: Path):
     assert not site.find({}, ENVIRON, emulator, emulator).is_local
-    found = site.find({"endpoint": "emulator"}, {"HW_REGION_NAME": "x"}, emulator, emulator)
-    assert found.is_local
+    site_now = site.find({"endpoint": "emulator"}, {"HW_REGION_NAME": "x"}, emulator, emulator)
+    assert site_now.is_local
 
 
 def test_a_damaged_address_file_of_the_emulator_is_ignored(emulator: Path):

@@ -23,16 +23,16 @@ def joined(log: bytes, sizes: list[int], size_bytes: int) -> tuple[bytes, int]:
     """Follow a log that grows to each of ``ends``; return its lines and the number of gaps."""
     stitcher, got, gaps = Stitcher(), b"", 0
     for end in [*sizes, len(log)]:
-        found = stitcher.add(window(log[:end], size_bytes))
-        if found is None:
+        piece = stitcher.add(window(log[:end], size_bytes))
+        if piece is None:
             gaps += 1
             # The exported log has the lines that the window has dropped.
-            found = stitcher.give(log[stitcher.seen_bytes : end])
-        got += found
-    found = stitcher.add(window(log, size_bytes), is_last=True)
-    if found is None:
-        found = stitcher.give(log[stitcher.seen_bytes :], is_last=True)
-    return got + found, gaps
+            piece = stitcher.give(log[stitcher.seen_bytes : end])
+        got += piece
+    piece = stitcher.add(window(log, size_bytes), is_last=True)
+    if piece is None:
+        piece = stitcher.give(log[stitcher.seen_bytes :], is_last=True)
+    return got + piece, gaps
 
 
 def ended(log: bytes) -> bytes:
@@ -212,19 +212,19 @@ def test_polling_some_nodes_does_not_end_the_logs_of_the_others(service: ModelAr
         if steps[0] == 5:
             service.write_log(job, 140, b"half of it\n")
 
-    found = following.follow(client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow)
+    pieces = following.follow(client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow)
 
-    assert [piece for piece in found if piece[1]] == [(140, b"half of it\n")]
+    assert [piece for piece in pieces if piece[1]] == [(140, b"half of it\n")]
 
 
 def test_the_log_of_one_node_is_requested_alone(service: ModelArts):
     job = service.add("train", nodes=2)
     service.write_log(job, 1, b"one\ntw")
-    found = following.follow(
+    pieces = following.follow(
         client_of(service), job, 1, is_live=False, poll_s=0.01, pause=lambda _: None
     )
 
-    assert [piece for piece in found if piece[1]] == [(1, b"one\n"), (1, b"two\n"[:2] + b"\n")]
+    assert [piece for piece in pieces if piece[1]] == [(1, b"one\n"), (1, b"two\n"[:2] + b"\n")]
     assert not service.requests_with("worker-0/logs")
 
 

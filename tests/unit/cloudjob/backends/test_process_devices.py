@@ -38,9 +38,9 @@ def test_each_node_has_its_own_gpus():
     """GPUs are assigned in the order in which the shell lists them."""
     visible_gpus = ("7", "5", "3", "1", "0")
 
-    found = [devices.gpus_of_node(visible_gpus, 2, 2, node) for node in range(2)]
+    gpus = [devices.gpus_of_node(visible_gpus, 2, 2, node) for node in range(2)]
 
-    assert found == [
+    assert gpus == [
         {"CUDA_VISIBLE_DEVICES": "7,5", "MA_NUM_GPUS": "2"},
         {"CUDA_VISIBLE_DEVICES": "3,1", "MA_NUM_GPUS": "2"},
     ]

@@ -27,9 +27,9 @@ isolate("node-a.job", "/etc/hosts", *json.loads(sys.argv[1]))
 """
 
 
-def on_node(mounts: object, code: str, protected: object = (), shown: object = ()) -> str:
+def on_node(mounts: object, code: str, protected: object = (), visible: object = ()) -> str:
     """Run code on a node and return what it prints."""
-    argv = [sys.executable, "-c", NODE + code, json.dumps([mounts, protected, shown])]
+    argv = [sys.executable, "-c", NODE + code, json.dumps([mounts, protected, visible])]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -45,10 +45,10 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def mounts(tmp_path: Path):
     """Return the mounts of a node whose folders are below ``tmp_path``."""
-    found = mounts_of(*(str(tmp_path / name) for name in ("h", "c", "w", "v", "run/0")))
-    for source, _ in found:
+    sources = mounts_of(*(str(tmp_path / name) for name in ("h", "c", "w", "v", "run/0")))
+    for source, _ in sources:
         Path(source).mkdir(parents=True, exist_ok=True)
-    return found
+    return sources
 
 
 def test_a_node_has_its_own_folders_and_does_not_change_those_of_this_machine(mounts, tmp_path):
@@ -60,9 +60,9 @@ for path in found:
     open(path + "/cj-mark", "x").close()
 print(json.dumps(found))
 """
-    found = json.loads(on_node(mounts, code))
+    values = json.loads(on_node(mounts, code))
 
-    assert found == {
+    assert values == {
         "/tmp": [],
         "/var/tmp": [],
         "/run/lock": [],
@@ -108,10 +108,10 @@ for act, path in ((os.remove, paths[0]), (os.truncate, paths[0]), (os.mkdir, pat
     except OSError as error:
         print(error.strerror)
 """
-    found = on_node(mounts, code, shown=[(path, path) for path in paths]).splitlines()
+    lines = on_node(mounts, code, visible=[(path, path) for path in paths]).splitlines()
 
-    assert found[0] == "1,2"
-    assert set(found[1:]) == {"Device or resource busy", "Read-only file system"}
+    assert lines[0] == "1,2"
+    assert set(lines[1:]) == {"Device or resource busy", "Read-only file system"}
 
 
 def test_a_node_that_empties_its_folders_removes_no_file_of_this_machine(mounts, tmp_path):
@@ -121,7 +121,7 @@ def test_a_node_that_empties_its_folders_removes_no_file_of_this_machine(mounts,
         (tmp_path / name).write_text("precious")
     before = _files_in(tmp_path)
     named = [(str(tmp_path / name), str(tmp_path / f"run/{name}")) for name in ("data", "lone")]
-    shown = [(str(tmp_path / "shown"), str(tmp_path / "shown"))]
+    visible = [(str(tmp_path / "shown"), str(tmp_path / "shown"))]
     code = f"""
 import shutil
 print(*sorted(os.listdir({str(tmp_path)!r})))
@@ -130,9 +130,9 @@ for folder in {OWN!r}:
     shutil.rmtree(os.path.join(folder, {tmp_path.name!r}), ignore_errors=True)
 print(os.path.exists({str(tmp_path / "data/b")!r}))
 """
-    found = on_node(mounts, code, named, shown).splitlines()
+    lines = on_node(mounts, code, named, visible).splitlines()
 
-    assert found == ["data lone shown", "False"]
+    assert lines == ["data lone shown", "False"]
     assert _files_in(tmp_path) == before
 
 
@@ -155,11 +155,11 @@ try:
 except OSError as error:
     print(error.strerror)
 """
-    shown = [(str(tmp_path / "x"), str(tmp_path / "x")), (str(tmp_path / "x"), machine)]
+    visible = [(str(tmp_path / "x"), str(tmp_path / "x")), (str(tmp_path / "x"), machine)]
     changed = [(str(tmp_path / "x/lib"), str(tmp_path / "run/changes"))]
     written = [(str(tmp_path / "x/out"), machine + "/out")]
 
-    assert on_node([*mounts, *written], code, changed, shown) == "Read-only file system"
+    assert on_node([*mounts, *written], code, changed, visible) == "Read-only file system"
     assert _files_in(tmp_path / "x") == [tmp_path / "x/out/model"]
 
 
@@ -191,12 +191,12 @@ def test_folders_behind_a_link_below_tmp_are_found():
     link = Path(tempfile.mkdtemp(prefix="cj-link-", dir="/tmp")) / "home"
     link.symlink_to(disk)
     try:
-        found = mounts_of(*(str(link / name) for name in ("h", "c", "w", "v", "run/0")))
-        for source, _ in found:
+        sources = mounts_of(*(str(link / name) for name in ("h", "c", "w", "v", "run/0")))
+        for source, _ in sources:
             Path(source).mkdir(parents=True, exist_ok=True)
         (disk / "h/kept").write_text("kept")
 
-        assert on_node(found, "print(open('/home/ma-user/kept').read())") == "kept"
+        assert on_node(sources, "print(open('/home/ma-user/kept').read())") == "kept"
     finally:
         shutil.rmtree(disk)
         shutil.rmtree(link.parent)
@@ -222,9 +222,9 @@ print(os.listdir())
 def test_a_node_sees_the_home_folders_of_this_machine(mounts):
     others = sorted(path.name for path in Path("/home").glob("*") if path.name != "ma-user")
 
-    found = on_node(mounts, "print(*sorted(os.listdir('/home')))").split()
+    homes = on_node(mounts, "print(*sorted(os.listdir('/home')))").split()
 
-    assert set(others) <= set(found)
+    assert set(others) <= set(homes)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ def test_paths_that_a_job_names_are_found_in_any_text(text, expected):
             Path(folder, name).touch()
         Path(folder, "link").symlink_to("a")
 
-        found = paths_named_in([text.replace("@", folder)])
+        named_paths = paths_named_in([text.replace("@", folder)])
 
-        assert found == tuple(f"{folder}/{name}".rstrip("/") for name in expected)
+        assert named_paths == tuple(f"{folder}/{name}".rstrip("/") for name in expected)
 
 
 def test_folders_to_which_the_links_in_a_named_folder_lead_are_named_too(tmp_path):
@@ -263,9 +263,9 @@ def test_folders_to_which_the_links_in_a_named_folder_lead_are_named_too(tmp_pat
             Path(folder, name).touch()
         Path(folder, "snapshots/main/model").symlink_to("../../blobs/1")
 
-        found = paths_named_in([f"{folder}/snapshots/main"])
+        named_paths = paths_named_in([f"{folder}/snapshots/main"])
 
-        assert found == (f"{folder}/snapshots/main", f"{folder}/blobs")
+        assert named_paths == (f"{folder}/snapshots/main", f"{folder}/blobs")
 
 
 def test_what_a_job_names_is_changeable_on_the_node_and_what_a_secret_names_is_not(tmp_path):

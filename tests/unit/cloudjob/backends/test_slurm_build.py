@@ -59,7 +59,7 @@ ALL_OPTIONS = {
 
 def submission(**values: object) -> Submission:
     """Return a job of two nodes of four ranks."""
-    given = {
+    values_of_spec = {
         "script": "train.py",
         "args": ("--name", "it's $HOME"),
         "nodes": 2,
@@ -70,7 +70,7 @@ def submission(**values: object) -> Submission:
         "outputs": {"MODEL": "", "LOGS": "s3://b/logs"},
         **values,
     }
-    spec = JobSpec(**given)
+    spec = JobSpec(**values_of_spec)
     assert conflicts(spec) == []
     return submission_of(
         spec,
@@ -114,17 +114,17 @@ def test_the_script_of_a_plain_job_matches_the_golden_file():
 )
 def test_only_a_job_that_uses_ssh_makes_an_ssh_key(launcher, mpi, uses_ssh):
     """Other jobs need only a shared secret, and no OpenSSH program."""
-    made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": mpi}).job_script
+    text = built(launcher=launcher, procs_per_node=1, slurm={"mpi": mpi}).job_script
 
-    assert f"\nuses_ssh={uses_ssh}\n" in made
+    assert f"\nuses_ssh={uses_ssh}\n" in text
 
 
 def test_the_scripts_of_every_node():
     """The job's arguments are quoted for the shell; secrets are not among them."""
-    made = built(slurm=ALL_OPTIONS).node_scripts
+    scripts = built(slurm=ALL_OPTIONS).node_scripts
 
-    assert set(made) == {"node.sh", "clean.sh", "setup.sh", "start.sh", "enter.sh"}
-    for name, text in made.items():
+    assert set(scripts) == {"node.sh", "clean.sh", "setup.sh", "start.sh", "enter.sh"}
+    for name, text in scripts.items():
         golden(name, text)
 
 
@@ -178,16 +178,18 @@ def test_slurms_time_limit_includes_staging_and_cleanup(values, time, warning):
 
 def test_variables_are_in_a_file_and_not_in_a_script():
     """The file has the variables that all nodes share; each node determines its own."""
-    made = built()
+    job_request = built()
 
-    assert made.env["TOKEN"] == "s3cr3t"
-    assert made.env["SEED"] == "7"
-    assert made.env["MA_SCRIPT_INTERPRETER"] == "/opt/venv/bin/python"
-    assert not {"VC_TASK_INDEX", "VC_WORKER_HOSTS", "SSHD_PORT", "HOME", "MA_HOME"} & set(made.env)
-    assert "s3cr3t" not in "".join([made.job_script, *made.node_scripts.values()])
-    shown = json.dumps(request.show(made))
-    assert "s3cr3t" not in shown
-    assert '"TOKEN": "***"' in shown
+    assert job_request.env["TOKEN"] == "s3cr3t"
+    assert job_request.env["SEED"] == "7"
+    assert job_request.env["MA_SCRIPT_INTERPRETER"] == "/opt/venv/bin/python"
+    assert not {"VC_TASK_INDEX", "VC_WORKER_HOSTS", "SSHD_PORT", "HOME", "MA_HOME"} & set(
+        job_request.env
+    )
+    assert "s3cr3t" not in "".join([job_request.job_script, *job_request.node_scripts.values()])
+    description = json.dumps(request.show(job_request))
+    assert "s3cr3t" not in description
+    assert '"TOKEN": "***"' in description
 
 
 def test_each_entry_gets_the_variables_of_its_node():
@@ -202,28 +204,28 @@ def test_each_entry_gets_the_variables_of_its_node():
 
 def test_with_a_host_the_files_of_the_store_are_sent_with_the_job():
     """Code, record and default outputs are in the job's folder on that host; other URIs stay."""
-    made = built(REMOTE_CLUSTER)
-    environ = request.located(made, "/home/me there/.cloudjob/slurm/train-2k83xnf2")
+    job_request = built(REMOTE_CLUSTER)
+    environ = request.located(job_request, "/home/me there/.cloudjob/slurm/train-2k83xnf2")
 
-    assert made.local == "/st ore"
-    assert made.layers == ("/x/layers/a",)
+    assert job_request.local == "/st ore"
+    assert job_request.layers == ("/x/layers/a",)
     assert not {"CLOUDJOB_CODE_URI", "CLOUDJOB_RECORD_URI"} & set(environ)
     assert json.loads(environ["CLOUDJOB_OUTPUTS"]) == {
         "MODEL": "file:///home/me%20there/.cloudjob/slurm/train-2k83xnf2/outputs/MODEL",
         "LOGS": "s3://b/logs",
     }
-    assert "keeps_record=1\n" in made.node_scripts["start.sh"]
-    assert 'set -- sh "$cloudjob_here/boot.sh"' in made.node_scripts["start.sh"]
-    assert "setup_shell='/bin/bash -l'\n" in made.node_scripts["node.sh"]
+    assert "keeps_record=1\n" in job_request.node_scripts["start.sh"]
+    assert 'set -- sh "$cloudjob_here/boot.sh"' in job_request.node_scripts["start.sh"]
+    assert "setup_shell='/bin/bash -l'\n" in job_request.node_scripts["node.sh"]
 
 
 def test_lines_of_setup_run_in_a_login_shell():
     """The command ``module`` is a function that only a login shell defines."""
-    made = built(slurm=ALL_OPTIONS).node_scripts
+    scripts = built(slurm=ALL_OPTIONS).node_scripts
 
-    assert "setup_shell='/bin/bash -l'\n" in made["node.sh"]
-    assert "module load openmpi/4.1\nexport UCX_TLS=rc\n" in made["setup.sh"]
-    assert "scratch=/local\nsuffix=2k83xnf2\n" in made["node.sh"]
+    assert "setup_shell='/bin/bash -l'\n" in scripts["node.sh"]
+    assert "module load openmpi/4.1\nexport UCX_TLS=rc\n" in scripts["setup.sh"]
+    assert "scratch=/local\nsuffix=2k83xnf2\n" in scripts["node.sh"]
 
 
 @pytest.mark.parametrize(
@@ -235,25 +237,25 @@ def test_lines_of_setup_run_in_a_login_shell():
     ],
 )
 def test_only_a_job_with_setup_selects_its_interpreter_on_the_nodes(options, interpreter):
-    made = built(slurm=options)
+    job_request = built(slurm=options)
 
-    assert ("MA_SCRIPT_INTERPRETER" in made.env) is (interpreter == "")
-    assert f"interpreter={interpreter or shlex.quote('')}\n" in made.node_scripts["start.sh"]
+    assert ("MA_SCRIPT_INTERPRETER" in job_request.env) is (interpreter == "")
+    assert f"interpreter={interpreter or shlex.quote('')}\n" in job_request.node_scripts["start.sh"]
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])
 def test_with_pmix_the_head_starts_ranks_by_srun(launcher):
     options = {"mpi": "pmix", "cpus_per_rank": 3}
-    made = built(launcher=launcher, slurm=options)
+    job_request = built(launcher=launcher, slurm=options)
 
-    assert made.env["CLOUDJOB_LAUNCHER"] == "srun"
-    assert "cpus_per_rank=3\n" in made.node_scripts["start.sh"]
+    assert job_request.env["CLOUDJOB_LAUNCHER"] == "srun"
+    assert "cpus_per_rank=3\n" in job_request.node_scripts["start.sh"]
 
 
 def test_site_defaults_reach_sbatch_only_where_the_job_sets_nothing():
-    made = built(slurm={"partition": "gpu"})
+    job_request = built(slurm={"partition": "gpu"})
 
-    assert made.inherited == ("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
+    assert job_request.inherited == ("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
 
 
 @pytest.mark.parametrize(
@@ -293,9 +295,9 @@ def test_options_that_only_resemble_reserved_ones_are_allowed(option):
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
 def test_pmix_is_ignored_for_launchers_without_mpi(launcher):
     """``slurm.mpi`` has no effect on them, since a profile may set it for all jobs."""
-    made = built(launcher=launcher, procs_per_node=1, slurm={"mpi": "pmix"})
+    job_request = built(launcher=launcher, procs_per_node=1, slurm={"mpi": "pmix"})
 
-    assert made.env["CLOUDJOB_LAUNCHER"] == launcher
+    assert job_request.env["CLOUDJOB_LAUNCHER"] == launcher
 
 
 def test_an_unknown_key_is_reported_with_the_nearest_one(tmp_path):
@@ -322,8 +324,8 @@ def test_script_arguments_survive_the_shell(arguments):
 @pytest.mark.parametrize("options", [{}, ALL_OPTIONS])
 @pytest.mark.parametrize("target", [LOCAL_CLUSTER, REMOTE_CLUSTER], ids=["here", "far"])
 def test_the_scripts_have_valid_shell_syntax(options, target, tmp_path):
-    made = built(target, slurm=options)
-    for name, text in {"job.sh": made.job_script, **made.node_scripts}.items():
+    job_request = built(target, slurm=options)
+    for name, text in {"job.sh": job_request.job_script, **job_request.node_scripts}.items():
         path = tmp_path / name
         path.write_text(text)
         done = subprocess.run(["sh", "-n", path], capture_output=True, check=False)
@@ -465,6 +467,6 @@ def test_a_node_removes_its_folder_although_slurm_ends_the_step_meanwhile(tmp_pa
 )
 def test_the_script_knows_the_exit_codes_after_which_a_job_is_not_tried_again(values, final):
     """124 is also the code of the time limit: repeated only if a hang may end the job."""
-    made = built(retries=1, **values).job_script
+    text = built(retries=1, **values).job_script
 
-    assert f"\nfinal={shlex.quote(str(final))}\n" in made
+    assert f"\nfinal={shlex.quote(str(final))}\n" in text

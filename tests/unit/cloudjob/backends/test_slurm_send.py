@@ -38,28 +38,28 @@ def test_the_folder_is_kept_if_sbatch_may_have_submitted_the_job(
         folder=str(tmp_path / "slurm"),
         entry=str(Path(cloudjob.__file__).with_name("jobentry.pyz")),
     )
-    made = request.build(submission(), backend._found)
+    job_request = request.build(submission(), backend._found)
 
     with pytest.raises(BackendError) as caught:
-        backend.send(made)
+        backend.send(job_request)
 
     assert type(caught.value) is kind
-    assert Path(made.folder).exists() is is_kept
+    assert Path(job_request.folder).exists() is is_kept
 
 
 def test_fresh_keys_are_a_file_that_only_its_owner_reads(tmp_path: Path):
     backend = SlurmBackend(tmp_path, {})
     backend._found = LOCAL_CLUSTER._replace(folder=str(tmp_path / "slurm"))
-    made = request.build(submission(), backend._found)
-    handle = backend.handle(made)
+    job_request = request.build(submission(), backend._found)
+    handle = backend.handle(job_request)
     with pytest.raises(BackendError, match="No such file or directory"):
         backend.refresh(handle, {"A": "old"})
 
-    Path(made.folder).mkdir(parents=True)
+    Path(job_request.folder).mkdir(parents=True)
     backend.refresh(handle, {"A": "old"})
     backend.refresh(handle, {"A": "new\n"})
 
-    (path,) = Path(made.folder).iterdir()
+    (path,) = Path(job_request.folder).iterdir()
     assert path.name == "store-keys"
     assert path.read_bytes() == b"A=new\n\0"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -100,10 +100,10 @@ def test_a_folder_that_cannot_be_read_hides_no_other_job(host: str, far, tmp_pat
     (tmp_path / "odd" / "node-x.log").write_text("x\n")
     names = ["pipe", "endless", "odd", "a%0Ab", "gone", "good"]
     handles = [f"slurm://{host}{tmp_path}/{name}" for name in names]
-    found = far.statuses([*handles, "nonsense"])
+    status_of = far.statuses([*handles, "nonsense"])
 
-    assert found[handles[4]] is None
-    assert set(found) == {handles[4]}
+    assert status_of[handles[4]] is None
+    assert set(status_of) == {handles[4]}
     assert far.status(handles[5]).state == "SUCCEEDED"
     for handle in handles[:3]:
         assert far.status(handle).state != "SUCCEEDED"

@@ -22,10 +22,10 @@ def facts_of(slurm_state: str, reason: str = "None") -> Facts:
     return state.read_jobs(text)["sleep-gr8frw4v"]
 
 
-def status(marks: str, slurm_state: str = "", *, reason: str = "None", **given):
+def status(marks: str, slurm_state: str = "", *, reason: str = "None", **options):
     """Return the status of a job with these notes in its folder and this state in Slurm."""
     facts = facts_of(slurm_state, reason) if slurm_state else Facts()
-    return state.status_of(state.read_marks(marks), facts, **{"is_cancelled": False, **given})
+    return state.status_of(state.read_marks(marks), facts, **{"is_cancelled": False, **options})
 
 
 def test_a_reason_may_contain_any_character():
@@ -66,11 +66,11 @@ def test_jobs_of_others_and_steps_are_skipped():
 )
 def test_a_waiting_job_is_reported_with_the_reason(slurm_state, reason, native):
     """The status has Slurm's state and cloudjob's."""
-    found = status("", slurm_state, reason=reason)
+    status_now = status("", slurm_state, reason=reason)
 
-    assert found.state is JobState.PENDING
-    assert found.native.startswith(native)
-    assert isinstance(found, Waiting)
+    assert status_now.state is JobState.PENDING
+    assert status_now.native.startswith(native)
+    assert isinstance(status_now, Waiting)
 
 
 @pytest.mark.parametrize(
@@ -90,34 +90,34 @@ def test_a_job_whose_script_was_killed_has_slurms_final_state(
     slurm_state, expected, cause, message
 ):
     """The notes in the folder show only that the script had started."""
-    found = status(BEGIN, slurm_state)
+    status_now = status(BEGIN, slurm_state)
 
-    assert (found.state, found.cause, found.native) == (expected, cause, slurm_state)
-    assert message in f"{found.failure.message}: {found.reason}"
-    assert found.ended_at == "2026-11-21T10:54:41.000Z"
+    assert (status_now.state, status_now.cause, status_now.native) == (expected, cause, slurm_state)
+    assert message in f"{status_now.failure.message}: {status_now.reason}"
+    assert status_now.ended_at == "2026-11-21T10:54:41.000Z"
 
 
 @pytest.mark.parametrize("slurm_state", ["RUNNING", "COMPLETING", "SUSPENDED", "RESIZING"])
 def test_a_running_job_has_the_start_of_its_script(slurm_state):
-    found = status(BEGIN, slurm_state)
+    status_now = status(BEGIN, slurm_state)
 
-    assert (found.state, found.native) == (JobState.RUNNING, slurm_state)
-    assert found.started_at == "2026-11-21T10:54:37.000Z"
+    assert (status_now.state, status_now.native) == (JobState.RUNNING, slurm_state)
+    assert status_now.started_at == "2026-11-21T10:54:37.000Z"
 
 
 def test_an_unrecognised_state_of_slurm_is_unknown():
     """An unknown state is neither a success nor final."""
-    found = status(BEGIN, "TELEPORTING")
+    status_now = status(BEGIN, "TELEPORTING")
 
-    assert found == Unknown("TELEPORTING", started_at="2026-11-21T10:54:37.000Z")
+    assert status_now == Unknown("TELEPORTING", started_at="2026-11-21T10:54:37.000Z")
 
 
 def test_a_success_is_known_without_asking_slurm():
     """The last line of the script's notes is enough."""
-    found = status(BEGIN + "end 0 1795258490\n")
+    status_now = status(BEGIN + "end 0 1795258490\n")
 
-    assert (found.state, found.exit_code) == (JobState.SUCCEEDED, 0)
-    assert found.ended_at == "2026-11-21T10:54:50.000Z"
+    assert (status_now.state, status_now.exit_code) == (JobState.SUCCEEDED, 0)
+    assert status_now.ended_at == "2026-11-21T10:54:50.000Z"
 
 
 def test_a_job_has_ended_only_when_slurm_agrees():
@@ -163,10 +163,14 @@ def test_a_job_is_cancelled_whoever_cancelled_it():
 
 
 def test_a_worker_that_never_reported_is_blamed():
-    found = status(BEGIN + "lost 1 125 1795258488\nend 143 1795258490\n", "FAILED")
+    status_now = status(BEGIN + "lost 1 125 1795258488\nend 143 1795258490\n", "FAILED")
 
-    assert (found.failure.node, found.exit_code, found.stop) == (1, 125, Stop.PLATFORM)
-    assert found.failure.message == "node 1 (n2) ended with exit code 125"
+    assert (status_now.failure.node, status_now.exit_code, status_now.stop) == (
+        1,
+        125,
+        Stop.PLATFORM,
+    )
+    assert status_now.failure.message == "node 1 (n2) ended with exit code 125"
 
 
 def test_a_script_that_slurm_could_not_start_is_not_reported_as_killed():
@@ -184,9 +188,9 @@ def test_a_node_that_failed_is_named():
 
 
 def test_a_job_that_ran_out_of_memory_is_reported_with_its_limit():
-    found = status(BEGIN + "memory n2 308M a node 1795258489\nend 137 1795258490\n", "FAILED")
+    status_now = status(BEGIN + "memory n2 308M a node 1795258489\nend 137 1795258490\n", "FAILED")
 
-    assert found.reason == (
+    assert status_now.reason == (
         "out of memory: the job used more on n2 than Slurm allows it, 308M a node;"
         " slurm.memory_gib requests more"
     )
@@ -206,10 +210,14 @@ def test_a_job_that_ran_out_of_memory_is_reported_with_its_limit():
     ],
 )
 def test_a_folder_that_a_node_does_not_see_is_named_as_the_cause(marks, reason, message):
-    found = status(marks, "FAILED", reason=reason)
+    status_now = status(marks, "FAILED", reason=reason)
 
-    assert (found.state, found.exit_code, found.stop) == (JobState.FAILED, 125, Stop.PLATFORM)
-    assert found.failure.message.startswith(message)
+    assert (status_now.state, status_now.exit_code, status_now.stop) == (
+        JobState.FAILED,
+        125,
+        Stop.PLATFORM,
+    )
+    assert status_now.failure.message.startswith(message)
 
 
 def test_only_the_last_attempt_of_a_job_counts():
@@ -226,8 +234,8 @@ def test_only_the_last_attempt_of_a_job_counts():
 def test_any_text_is_parsed_without_an_error(text):
     marks = state.read_marks(text)
     assert state.waiting_reason(text)
-    for found in [Facts(), *state.read_jobs(text).values()]:
-        state.status_of(marks, found, is_cancelled=False)
+    for facts in [Facts(), *state.read_jobs(text).values()]:
+        state.status_of(marks, facts, is_cancelled=False)
 
 
 NOTE_WORDS = st.sampled_from(
@@ -238,12 +246,12 @@ NOTE_WORDS = st.sampled_from(
 @given(st.lists(st.one_of(NOTE_WORDS, st.text(max_size=8), st.integers().map(str))).map(" ".join))
 def test_marks_in_any_order_are_parsed_without_an_error(text):
     marks = state.read_marks(text.replace("begin", "\nbegin"))
-    found = facts_of(
+    facts = facts_of(
         text.replace("|", "").split()[0] if text.replace("|", "").split() else "FAILED"
     )
-    result = state.status_of(marks, found, is_cancelled=False)
+    result = state.status_of(marks, facts, is_cancelled=False)
 
-    assert result.state is not JobState.SUCCEEDED or marks.code == 0 or found.state == "COMPLETED"
+    assert result.state is not JobState.SUCCEEDED or marks.code == 0 or facts.state == "COMPLETED"
 
 
 END = "end 143 1795258490\n"
@@ -307,10 +315,14 @@ END = "end 143 1795258490\n"
 )
 def test_a_job_that_did_not_run_is_reported_with_its_cause(notes, slurm_state, message, node, code):
     """Notes that quote another program have no control characters."""
-    found = status(BEGIN + notes, slurm_state)
+    status_now = status(BEGIN + notes, slurm_state)
 
-    assert (found.state, found.failure.node, found.exit_code) == (JobState.FAILED, node, code)
-    assert found.failure.message.startswith(message)
+    assert (status_now.state, status_now.failure.node, status_now.exit_code) == (
+        JobState.FAILED,
+        node,
+        code,
+    )
+    assert status_now.failure.message.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -325,11 +337,11 @@ def test_slurms_exit_code_counts_if_the_script_noted_none(exit_code, message, co
     marks, facts = state.read_marks(BEGIN), facts_of("FAILED")
     assert state.lacks_exit_code(marks, facts)
     facts = dataclasses.replace(facts, exit_code=exit_code)
-    found = state.status_of(marks, facts, is_cancelled=False)
+    status_now = state.status_of(marks, facts, is_cancelled=False)
 
     assert not state.lacks_exit_code(marks, facts)
-    assert (found.state, found.exit_code) == (JobState.FAILED, code)
-    assert found.failure.message.startswith(message)
+    assert (status_now.state, status_now.exit_code) == (JobState.FAILED, code)
+    assert status_now.failure.message.startswith(message)
 
 
 def test_only_slurms_own_log_shows_that_the_first_nodes_prolog_failed():
@@ -349,7 +361,7 @@ def test_only_slurms_own_log_shows_that_the_first_nodes_prolog_failed():
 
 def test_a_preemption_is_none_of_the_jobs_time():
     """Slurm announces both with the same signal; the script asks it which one this is."""
-    found = status(f"{BEGIN}asked preempted 1795258488\n{END}", "FAILED")
+    status_now = status(f"{BEGIN}asked preempted 1795258488\n{END}", "FAILED")
 
-    assert "higher priority" in found.failure.message
-    assert found.cause is Cause.PLATFORM
+    assert "higher priority" in status_now.failure.message
+    assert status_now.cause is Cause.PLATFORM

@@ -207,10 +207,10 @@ sleep() { [ "$1" = "$head_ends_after" ] || [ "$1" = 1 ] && echo 0 >end-0; }
 def functions(*names: str) -> str:
     """Return functions of the script."""
     text = JOB_SCRIPT.read_text()
-    found = [
+    functions_there = [
         re.search(rf"^{name}\(\) {{$.*?^}}$", text, re.MULTILINE | re.DOTALL) for name in names
     ]
-    return "\n".join(match[0] for match in found if match)
+    return "\n".join(match[0] for match in functions_there if match)
 
 
 # The exit codes of the workers that have ended, whether the head ends by itself meanwhile, and

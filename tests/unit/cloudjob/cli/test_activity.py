@@ -54,9 +54,9 @@ def test_a_node_that_writes_nothing_does_not_hide_that_others_do():
 
 
 def test_only_some_of_many_waiting_nodes_are_named():
-    shown = activity({0: phase("bring-up")}, 1000, has_output=False)
+    text = activity({0: phase("bring-up")}, 1000, has_output=False)
 
-    assert shown == "waiting for nodes 1, 2, 3, 4 and 995 more"
+    assert text == "waiting for nodes 1, 2, 3, 4 and 995 more"
 
 
 class Waiting:

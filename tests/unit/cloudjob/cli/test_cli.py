@@ -38,12 +38,13 @@ def test_each_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtur
     """The help page lists at least one option or argument."""
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
-    shown = capsys.readouterr().out
+    help_text = capsys.readouterr().out
 
     assert ended.value.code == 0
-    assert shown.startswith(f"usage: cloudjob {command} ")
+    assert help_text.startswith(f"usage: cloudjob {command} ")
     assert re.search(
-        r"--(json|to|raw|force|now|print|port|once|rank)|SHELL|ACTION|COMMAND|TOPIC|EXAMPLE", shown
+        r"--(json|to|raw|force|now|print|port|once|rank)|SHELL|ACTION|COMMAND|TOPIC|EXAMPLE",
+        help_text,
     )
 
 
@@ -152,21 +153,21 @@ def test_no_message_controls_the_terminal(capsys: pytest.CaptureFixture[str]):
     )
     print_status(status)
     print_error(BackendError(f"asking: {hostile}", hint=hostile))
-    shown = capsys.readouterr()
+    printed = capsys.readouterr()
 
-    for text in shown:
+    for text in printed:
         assert "\\x1b]0;x\\x07\\r\\u202e\\x9b2J\\udcff" in text
-    assert all(c.isprintable() or c == "\n" for c in shown.out + shown.err)
-    assert shown.err.count("\n") == 2
+    assert all(c.isprintable() or c == "\n" for c in printed.out + printed.err)
+    assert printed.err.count("\n") == 2
 
 
 def test_a_status_says_once_what_the_job_waits_for(capsys: pytest.CaptureFixture[str]):
     wait = Wait(phase=WaitPhase.SCHEDULING, since="", message="no room", hint="ask for less")
     print_status(status_of(native_state="Pending (no room)", backend="kubernetes", wait=wait))
-    shown = capsys.readouterr().out
+    printed = capsys.readouterr().out
 
-    assert "waits    no room; ask for less\n" in shown
-    assert "backend  kubernetes (Pending)\n" in shown
+    assert "waits    no room; ask for less\n" in printed
+    assert "backend  kubernetes (Pending)\n" in printed
 
 
 def test_a_status_begins_with_how_the_job_ended_and_why(capsys: pytest.CaptureFixture[str]):
@@ -179,9 +180,9 @@ def test_a_status_begins_with_how_the_job_ended_and_why(capsys: pytest.CaptureFi
         phases=(Phase(node=0, name="stage", started_at="2026-11-21T10:00:00.000Z"),),
     )
     print_status(status, [("hint", ""), ("command", "train.py --lr 0.1"), ("sweep", "lr=0.1")])
-    shown = capsys.readouterr()
+    printed = capsys.readouterr()
 
-    assert shown.out.splitlines()[:8] == [
+    assert printed.out.splitlines()[:8] == [
         "job      train-1",
         "state    FAILED in 1 min 02 s",
         "reason   node 1 rank 2: shapes differ [exit code 1]",
@@ -191,8 +192,8 @@ def test_a_status_begins_with_how_the_job_ended_and_why(capsys: pytest.CaptureFi
         "command  train.py --lr 0.1",
         "sweep    lr=0.1",
     ]
-    assert "stage" not in shown.out
-    assert shown.err == ""
+    assert "stage" not in printed.out
+    assert printed.err == ""
     print_status(status, has_phases=True)
     assert "NODE  PHASE" in capsys.readouterr().out
 
@@ -319,10 +320,10 @@ def command_parsers(
     """Yield the parser of a command, and those of its actions."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for inner, found in action.choices.items():
+            for inner, subparser in action.choices.items():
                 if name in ("", inner):
-                    yield found
-                    yield from command_parsers(found, "")
+                    yield subparser
+                    yield from command_parsers(subparser, "")
 
 
 def test_wait_waits_for_several_jobs_and_ends_with_the_first_failure(
@@ -559,8 +560,8 @@ def test_an_option_sets_any_key_of_a_section_that_has_one_value(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text("kubernetes: {namespace: mine, cpus: 1}\n")
-    given = ["--set", "kubernetes.namespace=lab=", "--set", "kubernetes.gpus=2"]
-    assert main(["config", "show", "--json", "--config", "job.yaml", *given]) == 0
+    arguments = ["--set", "kubernetes.namespace=lab=", "--set", "kubernetes.gpus=2"]
+    assert main(["config", "show", "--json", "--config", "job.yaml", *arguments]) == 0
 
     rows = {row["key"]: row["value"] for row in json.loads(capfd.readouterr().out)}
     keys = ("kubernetes.namespace", "kubernetes.gpus", "kubernetes.cpus")

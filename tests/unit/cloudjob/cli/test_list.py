@@ -40,8 +40,8 @@ class Job:
         return self._hang
 
 
-def hangs(*found: Any) -> dict[str, str]:
-    return running_hangs([(each.last_status, each) for each in found])
+def hangs(*statuses: Any) -> dict[str, str]:
+    return running_hangs([(each.last_status, each) for each in statuses])
 
 
 def test_the_list_says_which_running_job_hangs_and_how(capsys: pytest.CaptureFixture[str]):

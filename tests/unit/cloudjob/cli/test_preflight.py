@@ -47,5 +47,5 @@ def test_nodes_are_only_called_healthy_if_the_job_has_succeeded(
 
     assert check_nodes(OPTIONS) == code
 
-    shown = capfd.readouterr()
-    assert text in shown.out + shown.err
+    printed = capfd.readouterr()
+    assert text in printed.out + printed.err

@@ -45,9 +45,9 @@ def test_only_colours_of_a_rank_reach_a_terminal(text: bytes, safe: bytes):
 def test_a_sequence_that_comes_in_two_parts_does_not_reach_a_terminal():
     for cut in range(1, 12):
         text = b"\x1b]0;title\x07"
-        found = shown(b"[0]+ " + text[:cut] + b"\n", b"[0]+ " + text[cut:] + b"\n")
-        assert ESC not in found
-        assert b"\x07" not in found
+        text_shown = shown(b"[0]+ " + text[:cut] + b"\n", b"[0]+ " + text[cut:] + b"\n")
+        assert ESC not in text_shown
+        assert b"\x07" not in text_shown
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_a_sequence_that_comes_in_two_parts_does_not_reach_a_terminal():
 )
 def test_a_carriage_return_cannot_forge_a_mark(pieces: list[bytes]):
     """The rank's mark is repeated before the text after a carriage return."""
-    found = shown(*pieces)
+    text_shown = shown(*pieces)
 
-    assert found.endswith(b"[0] [1] forged\n")
-    assert found.count(b"\r[1]") == 0
+    assert text_shown.endswith(b"[0] [1] forged\n")
+    assert text_shown.count(b"\r[1]") == 0
 
 
 @pytest.mark.parametrize("is_live", [True, False])
@@ -122,17 +122,17 @@ def test_our_own_text_is_safe_on_a_terminal():
 def test_a_line_without_an_end_costs_little_memory(is_live: bool, part: bytes):
     """A file gets all text, in one line unless another rank writes, but only a bar's last state."""
     screen = Screen(is_live=is_live)
-    found = []
+    pieces = []
     for _ in range(50):
-        found.append(screen.show(b"[0]+ " + part + b"\n")[0])
+        pieces.append(screen.show(b"[0]+ " + part + b"\n")[0])
         assert sum(map(len, screen._parts.values())) < 2 * 1024 * 1024
-    found.append(screen.show(b"[1] other\n")[0])
-    found.append(screen.show(b"[0] end\n")[0] + screen.finish())
+    pieces.append(screen.show(b"[1] other\n")[0])
+    pieces.append(screen.show(b"[0] end\n")[0] + screen.finish())
 
     if part.startswith(b"\r"):
-        assert b"".join(found) == b"[1] other\n[0] " + part[1:] + b"end\n"
+        assert b"".join(pieces) == b"[1] other\n[0] " + part[1:] + b"end\n"
     elif not is_live:
-        assert b"".join(found) == b"[0] " + part * 50 + b"\n[1] other\n[0] end\n"
+        assert b"".join(pieces) == b"[0] " + part * 50 + b"\n[1] other\n[0] end\n"
 
 
 def test_nested_bars_leave_one_line_and_the_text_behind_them():

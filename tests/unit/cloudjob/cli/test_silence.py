@@ -10,10 +10,10 @@ from jobentry.contract.journal import RankSample, Sample
 
 def quiet(*ranks: tuple[int, int]) -> str:
     """Return the text about ranks with these numbers and seconds without output."""
-    found = Journals()
+    journals = Journals()
     samples = (RankSample(rank, rank, 100, seconds, "S", 9, 0) for rank, seconds in ranks)
-    found.add(0, [journal.dump(Sample(at=1.0, ranks=tuple(samples)))])
-    return activity.silence_text(found)
+    journals.add(0, [journal.dump(Sample(at=1.0, ranks=tuple(samples)))])
+    return activity.silence_text(journals)
 
 
 def test_a_status_names_the_rank_that_has_been_silent_the_longest():

@@ -53,16 +53,16 @@ def on_terminal(code: str, columns: int, **environ: str) -> str:
         env={**inherited, "TERM": "xterm-256color", **environ},
     )
     os.close(child_fd)
-    shown = b""
+    screen = b""
     try:
         while piece := os.read(parent_fd, 65536):
-            shown += piece
+            screen += piece
     except OSError:
         pass  # the program has closed the terminal
     finally:
         os.close(parent_fd)
-    assert process.wait() == 0, shown
-    return shown.decode()
+    assert process.wait() == 0, screen
+    return screen.decode()
 
 
 WAITING = """
@@ -92,15 +92,15 @@ print("shown", print_fitting(rows, ("JOB", "REASON"), height=9))
 """
 
 
-@pytest.mark.parametrize(("columns", "shown"), [(80, 8), (26, 8), (14, 5)])
-def test_a_table_that_is_too_long_for_the_terminal_shows_its_first_rows(columns: int, shown: int):
+@pytest.mark.parametrize(("columns", "count"), [(80, 8), (26, 8), (14, 5)])
+def test_a_table_that_is_too_long_for_the_terminal_shows_its_first_rows(columns: int, count: int):
     lines = on_terminal(FITTING, columns, NO_COLOR="1").splitlines()
     *table, last = [re.sub("\x1b[^m]*m", "", line) for line in lines]
 
-    assert last == f"shown {shown}"
+    assert last == f"shown {count}"
     assert sum(-(-len(line) // columns) for line in table) <= 9
     assert [line.split()[0] for line in table if line.startswith("job-")] == [
-        f"job-{number}" for number in range(shown)
+        f"job-{number}" for number in range(count)
     ]
 
 
@@ -117,12 +117,12 @@ def test_a_table_in_a_pipe_has_aligned_columns(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("columns", [80, 40, 20])
 def test_a_table_on_a_terminal_keeps_ids_whole_and_folds_the_last_column(columns: int):
-    shown = on_terminal(TABLE, columns)
+    screen = on_terminal(TABLE, columns)
 
-    assert JOB in shown
-    assert "\x1b[2J" not in shown
-    assert "\x1b[31mFAILED" in shown
-    lines = [line for line in shown.splitlines() if "engine" in line or "running" in line]
+    assert JOB in screen
+    assert "\x1b[2J" not in screen
+    assert "\x1b[31mFAILED" in screen
+    lines = [line for line in screen.splitlines() if "engine" in line or "running" in line]
     assert len(lines) == (2 if columns == 40 else 1)
 
 
@@ -167,13 +167,13 @@ def test_a_pipe_has_colours_if_they_are_forced(code: str):
 
 @pytest.mark.parametrize("columns", [80, 40])
 def test_a_bar_on_a_terminal_fits_into_one_line_and_is_removed_at_the_end(columns: int):
-    shown = on_terminal(TRANSFER, columns)
+    screen = on_terminal(TRANSFER, columns)
 
-    assert "150.0/200.0 MB" in shown
-    assert shown.endswith("\r\x1b[1A\x1b[2K") or shown.endswith("\x1b[2K")
-    assert "asking: no answer" in shown
+    assert "150.0/200.0 MB" in screen
+    assert screen.endswith("\r\x1b[1A\x1b[2K") or screen.endswith("\x1b[2K")
+    assert "asking: no answer" in screen
     # The cursor is never hidden, since a killed command could not show it again.
-    assert "\x1b[?25l" not in shown
+    assert "\x1b[?25l" not in screen
 
 
 def test_a_dumb_terminal_gets_lines():
@@ -243,10 +243,10 @@ with live.LiveLines(1) as lines:
 """
 
 
-def replayed(shown: str) -> list[str]:
+def replayed(screen: str) -> list[str]:
     """Return the lines that a terminal shows after this output."""
     lines, row, column = [""], 0, 0
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", screen)
     for part in re.split(r"(\x1b\[\d+[A-Z]|\r|\n)", plain):
         if part == "\n":
             row += 1
@@ -279,10 +279,10 @@ def test_live_lines_stay_below_the_text_and_are_removed_at_the_end():
 
 def test_live_lines_fill_half_of_the_terminal_at_most():
     show = "lines.show([b'[%d]' % rank for rank in range(1000)]); os._exit(0)"
-    shown = replayed(on_terminal(LIVE.replace("BEFORE_THE_END", show), 40))
+    lines = replayed(on_terminal(LIVE.replace("BEFORE_THE_END", show), 40))
 
-    assert shown[-2:] == ["… 988 more", ""]
-    assert shown[-14:-2] == [f"[{rank}]" for rank in range(12)]
+    assert lines[-2:] == ["… 988 more", ""]
+    assert lines[-14:-2] == [f"[{rank}]" for rank in range(12)]
 
 
 def test_a_pull_counts_the_bytes_of_all_layers():
@@ -312,10 +312,10 @@ with machine.BuildSteps() as steps:
 
 
 def test_an_image_build_shows_its_step_and_how_long_it_has_lasted():
-    shown = on_terminal(BUILD.format(sleep_s=1.2), 80)
+    screen = on_terminal(BUILD.format(sleep_s=1.2), 80)
 
-    assert "Step 2/9 : RUN pip install torch (1 s)" in shown
-    assert re.search(r"1 s  Collecting torch", shown)
+    assert "Step 2/9 : RUN pip install torch (1 s)" in screen
+    assert re.search(r"1 s  Collecting torch", screen)
 
 
 def test_an_image_build_in_a_pipe_prints_each_line_once_with_the_time_since_its_start():

@@ -142,13 +142,13 @@ def test_the_project_of_a_script_outside_the_current_folder_is_the_source(job, t
     if mark:
         (project / mark).touch()
     (project / "src" / "train.py").touch()
-    found = project if mark else project / "src"
+    source = project if mark else project / "src"
 
     for script in ("../project/src/train.py", str(project / "src" / "train.py")):
         loaded = job(flags={"script": script}, job_file=None, cwd=current_folder)
-        assert Path(loaded.spec.source) == found
+        assert Path(loaded.spec.source) == source
         assert loaded.spec.script == ("src/train.py" if mark else "train.py")
-        assert loaded.chosen_source.startswith(f"source {found}: the ")
+        assert loaded.chosen_source.startswith(f"source {source}: the ")
         assert loaded.origins["source"] == "the script's path"
         with pytest.raises(SpecError, match=r"outside the source|relative to the source"):
             job(flags={"script": script, "source": "."}, job_file=None, cwd=current_folder)
@@ -378,9 +378,9 @@ def test_every_problem_in_every_file_is_reported_at_once(job, tmp_path):
 def test_a_bad_value_is_named_with_its_line(job, text, problem):
     """Each fault is reported once, with file, line and key."""
     flags = {"script": None} if text.startswith("script") else {}
-    found = [p for p in problems_of(job, text, flags) if not p.endswith("a: no such key")]
+    problems = [p for p in problems_of(job, text, flags) if not p.endswith("a: no such key")]
 
-    assert len([p for p in found if problem in p]) == 1, found
+    assert len([p for p in problems if problem in p]) == 1, problems
 
 
 # Ten lines whose aliases expand to a billion values.
@@ -510,10 +510,10 @@ def test_a_secret_comes_from_the_environment_or_a_file(job, tmp_path, environ):
 
 def test_a_secret_is_never_written_down(job):
     """A literal value is refused without repeating it, in a file and as a flag."""
-    found = problems_of(job, "secrets: {A: hunter2}", {"secrets": {"B": "hunter2"}})
+    problems = problems_of(job, "secrets: {A: hunter2}", {"secrets": {"B": "hunter2"}})
 
-    assert [p.split(": a secret's")[0] for p in found] == ["job.yaml:1: secrets.A", "secrets.B"]
-    assert "hunter2" not in "".join(found)
+    assert [p.split(": a secret's")[0] for p in problems] == ["job.yaml:1: secrets.A", "secrets.B"]
+    assert "hunter2" not in "".join(problems)
 
 
 @pytest.mark.parametrize("flag", ["", "@gone", "@.", "@a\0b"])
@@ -630,9 +630,9 @@ def test_the_profile_is_complete_and_good(job, backend):
     text = (ROOT / "configs" / f"{backend}.yaml").read_text()
 
     assert job(text).spec.backend == backend
-    shown = re.findall(r"^#? ?([a-z0-9_]+):", text, re.MULTILINE)
+    keys = re.findall(r"^#? ?([a-z0-9_]+):", text, re.MULTILINE)
     common = JobSpec.KEYS.keys() - SECTIONS.keys() if backend == "process" else set()
-    assert set(shown) >= common | {backend, *STORE_SECTIONS}
+    assert set(keys) >= common | {backend, *STORE_SECTIONS}
     inner = re.findall(r"^#?  +([a-z_]+):", text, re.MULTILINE)
     sections = (SECTIONS[name] for name in (backend, "notify", *STORE_SECTIONS))
     assert set(inner) >= {key for section in sections for key in section.KEYS}

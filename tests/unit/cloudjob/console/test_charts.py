@@ -57,9 +57,9 @@ def bars(status: JobStatus, *phases: Phase) -> dict[str, list[list[float]]]:
 
 
 def test_a_phase_within_another_is_drawn_inside_its_bar_and_after_it():
-    found = bars(STATUS, phase(0, "first output", 5, 7), phase(0, "run", 4, 20))
+    bars_drawn = bars(STATUS, phase(0, "first output", 5, 7), phase(0, "run", 4, 20))
 
-    assert list(found.items()) == [
+    assert list(bars_drawn.items()) == [
         ("run", [[0, 4.0, 20.0, 0]]),
         ("waiting for output", [[0, 5.0, 7.0, 1]]),
     ]
@@ -77,11 +77,11 @@ def test_a_failed_job_has_a_mark_where_it_failed_and_open_phases_end_with_it(
         failure=Failure(node=node),
     )
     phases = (phase(0, "run", 4, None), phase(1, "run", 4, 8), phase(1, "outputs", 8, 9))
-    found = bars(status, *phases)
+    bars_drawn = bars(status, *phases)
 
-    assert found["queued"] == [[0, 0.0, 3.0, 0], [1, 0.0, 3.0, 0]]
-    assert found["run"] == [[0, 4.0, 10.0, 0], [1, 4.0, 8.0, 0]]
-    assert found["failed"] == (marks or [[0, 10.0, 10.0, 0], [1, 8.0, 8.0, 0]])
+    assert bars_drawn["queued"] == [[0, 0.0, 3.0, 0], [1, 0.0, 3.0, 0]]
+    assert bars_drawn["run"] == [[0, 4.0, 10.0, 0], [1, 4.0, 8.0, 0]]
+    assert bars_drawn["failed"] == (marks or [[0, 10.0, 10.0, 0], [1, 8.0, 8.0, 0]])
 
 
 def test_without_phases_there_is_no_timeline():
@@ -113,9 +113,9 @@ def test_the_silent_rank_and_the_failed_rank_stand_out():
     )
     chart = charts.rank_grid(STATUS, ranks, "silent for (s)")
 
-    found = cells(chart)
-    assert [cell["value"] for cell in found.values()] == [[0, 0, 1], [1, 0, 90], [1, 2, 2]]
-    frames = {number: cell["itemStyle"]["borderColor"] for number, cell in found.items()}
+    cell_of = cells(chart)
+    assert [cell["value"] for cell in cell_of.values()] == [[0, 0, 1], [1, 0, 90], [1, 2, 2]]
+    frames = {number: cell["itemStyle"]["borderColor"] for number, cell in cell_of.items()}
     assert frames[0] == frames[1] != frames[33]
     assert chart is not None
     assert chart.note == "Rank 1 differs most: 90 s; the median is 2 s."
@@ -149,11 +149,16 @@ NODES = (
 
 
 def test_ranks_that_failed_were_stopped_were_lost_and_ended_well_differ():
-    found = states(*NODES, failure=Failure(rank=2, message="killed"))
-    assert list(found.values()) == ["stopped by cloudjob", "failed", "failed first", "ended well"]
+    state_of = states(*NODES, failure=Failure(rank=2, message="killed"))
+    assert list(state_of.values()) == [
+        "stopped by cloudjob",
+        "failed",
+        "failed first",
+        "ended well",
+    ]
 
-    found = states(*NODES, state=JobState.CANCELLED, failure=Failure(rank=None))
-    assert list(found.values()) == ["stopped by cloudjob", "failed", "lost", "ended well"]
+    state_of = states(*NODES, state=JobState.CANCELLED, failure=Failure(rank=None))
+    assert list(state_of.values()) == ["stopped by cloudjob", "failed", "lost", "ended well"]
 
 
 def test_the_rank_that_failed_first_is_named_first():
@@ -238,12 +243,12 @@ def test_a_metric_has_a_chart_with_a_line_for_each_rank_and_event_file():
         MetricPoint("loss", None, 1, 0.9, source="MODEL/events.out"),
         MetricPoint("lr", 1, 1, 0.1),
     ]
-    found = {
+    lines_of = {
         chart.title: {line["name"]: line["data"] for line in chart.option["series"]}
         for chart in charts.curves(points)
     }
 
-    assert found == {
+    assert lines_of == {
         "loss": {"rank 0": [(1, 1.0), (2, 0.5)], "MODEL/events.out": [(1, 0.9)]},
         "lr": {"rank 1": [(1, 0.1)]},
     }
@@ -260,18 +265,18 @@ def test_resources_have_a_line_for_each_node_and_rank_and_no_chart_without_value
         Sample(111.0, cpu=(20.0, 0.0, 0.0, 0.0), ranks=(rank(1, 1),)),
     )
     drawn = charts.resources(journals, STATUS)
-    found = {
+    lines_of = {
         chart.title: {line["name"]: line["data"] for line in chart.option["series"]}
         for chart in drawn
     }
 
-    assert found["CPU of the machine, all CPUs (%)"] == {
+    assert lines_of["CPU of the machine, all CPUs (%)"] == {
         "node 0": [(10.0, 60.0)],
         "node 1": [(11.0, 20.0)],
     }
-    assert found["Memory of the machine (MB)"] == {"node 0": [(10.0, 536.9)], "node 1": []}
-    assert found["CPU of each rank (% of one CPU)"]["rank 1"] == [(11.0, 10)]
-    assert "GPUs and NPUs (%)" not in found
+    assert lines_of["Memory of the machine (MB)"] == {"node 0": [(10.0, 536.9)], "node 1": []}
+    assert lines_of["CPU of each rank (% of one CPU)"]["rank 1"] == [(11.0, 10)]
+    assert "GPUs and NPUs (%)" not in lines_of
     # All charts have the same time axis, so that they can be zoomed together.
     axes = {(chart.option["xAxis"]["min"], chart.option["xAxis"]["max"]) for chart in drawn}
     assert axes == {(10.0, 11.0)}
@@ -282,15 +287,15 @@ def test_a_long_job_keeps_its_peaks_and_a_large_one_names_what_is_left_out():
     all_ranks = Sample(1.0, ranks=tuple(rank(number, 1) for number in range(100)))
     journals = Journals()
     journals.add(0, [journal.dump(sample).rstrip() for sample in (all_ranks, *samples)])
-    found = {
+    chart_of = {
         chart.title: chart
         for chart in charts.resources(journals, status_of(created_at=rfc3339(0.0)))
     }
 
-    [line] = found["Memory of the machine (MB)"].option["series"]
+    [line] = chart_of["Memory of the machine (MB)"].option["series"]
     assert len(line["data"]) <= 500
     assert (777.0, 943.7) in line["data"]
-    ranks = found["CPU of each rank (% of one CPU)"]
+    ranks = chart_of["CPU of each rank (% of one CPU)"]
     assert ranks.note.endswith("; the 64 of 100 that differ most")
     names = [*ranks.lines]
     assert len(names) == 64

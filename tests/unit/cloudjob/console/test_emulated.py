@@ -22,9 +22,9 @@ def test_a_log_has_only_lines_that_were_written(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(emulated, "daemon", running)
     NodeLog(logs_of(tmp_path / JOBS, "key") / "0").run_path("0").write_bytes(b"first\nsecond")
 
-    found = EmulatedJob(tmp_path, "key").pieces(follow=True, is_timed=True, on_journal=None)
+    pieces = EmulatedJob(tmp_path, "key").pieces(follow=True, is_timed=True, on_journal=None)
 
-    assert b"".join(piece.data for piece in found) == b"first\nsecond\n"
+    assert b"".join(piece.data for piece in pieces) == b"first\nsecond\n"
 
 
 def test_an_address_that_names_an_attempt_shows_the_whole_log(

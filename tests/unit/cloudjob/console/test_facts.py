@@ -40,14 +40,14 @@ def test_the_facts_name_the_command_the_image_the_commit_and_who_submitted():
         "process": {"python": "/not/of/this/backend"},
     }
     job = Job(spec)
-    found = dict(facts(status_of(), job))  # type: ignore[arg-type]
+    fact_of = dict(facts(status_of(), job))  # type: ignore[arg-type]
 
-    assert found["Command"] == "train.py --name 'a b'"
-    assert (found["Image"], found["Sweep"]) == ("torch:2", "lr=0.1")
-    assert found["Git commit"] == "0123abcd with uncommitted changes"
-    assert found["Submitted by"] == "ann@host"
-    assert found["Labels"] == "team=<b>vision</b>"
-    assert "Interpreter" not in found
+    assert fact_of["Command"] == "train.py --name 'a b'"
+    assert (fact_of["Image"], fact_of["Sweep"]) == ("torch:2", "lr=0.1")
+    assert fact_of["Git commit"] == "0123abcd with uncommitted changes"
+    assert fact_of["Submitted by"] == "ann@host"
+    assert fact_of["Labels"] == "team=<b>vision</b>"
+    assert "Interpreter" not in fact_of
 
 
 def test_the_facts_name_the_interpreter_that_was_chosen():

@@ -111,9 +111,9 @@ def test_a_damaged_record_and_an_unknown_backend_leave_the_other_jobs_in_the_lis
             db.update(f"bad-{number}", final_json=status, name="")
     record(tmp_path, ended("good"))
 
-    found = JobList(tmp_path).changes(0)
-    assert found.error == ""
-    assert {row["job"]: row["state"] for row in found.rows} == {
+    changes = JobList(tmp_path).changes(0)
+    assert changes.error == ""
+    assert {row["job"]: row["state"] for row in changes.rows} == {
         "good": "SUCCEEDED", "bad-0": "UNKNOWN", "bad-1": "UNKNOWN", "bad-2": "UNKNOWN",
     }  # fmt: skip
 
@@ -141,19 +141,19 @@ class Stuck:
         return self
 
     def hang_at(self, now_s: float) -> Hang:
-        found = {"rule": "stacks", "confidence": "high", "ranks": (3,), "since": ""}
-        return Hang(**found, message="rank 3 is in load()")  # type: ignore[arg-type]
+        values = {"rule": "stacks", "confidence": "high", "ranks": (3,), "since": ""}
+        return Hang(**values, message="rank 3 is in load()")  # type: ignore[arg-type]
 
 
 def test_running_jobs_are_asked_now_and_then_how_they_hang(tmp_path: Path):
     jobs, status = JobList(tmp_path), status_of("train-1")
 
-    def found() -> dict[str, str]:
+    def hangs_now() -> dict[str, str]:
         jobs._ask([(status, Stuck())])  # type: ignore[list-item]
         return dict(jobs._hangs)
 
-    poll(lambda: found() == {"train-1": "hangs: rank 3 is in load()"}, "the hang")
-    assert row_of(status, "", found()["train-1"])["reason"] == "hangs: rank 3 is in load()"
+    poll(lambda: hangs_now() == {"train-1": "hangs: rank 3 is in load()"}, "the hang")
+    assert row_of(status, "", hangs_now()["train-1"])["reason"] == "hangs: rank 3 is in load()"
 
 
 def test_a_job_whose_log_cannot_be_read_does_not_end_the_questions(

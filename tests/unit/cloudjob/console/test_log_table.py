@@ -113,7 +113,7 @@ def test_a_page_has_the_requested_lines():
     text = b"".join(b"[0] line %d\n" % number for number in range(1000))
     with open_table(Job(LogPiece(0, text))) as log:
         page = log.page(Selection(), 500, 502)
-        found = log.page(Selection(text="line 99"), 0, 1)
+        selection = log.page(Selection(text="line 99"), 0, 1)
         end = log.page(Selection(), 999, 5000)
         before = log.page(Selection(), -5, 0)
 
@@ -122,7 +122,7 @@ def test_a_page_has_the_requested_lines():
         (502, "line 501"),
     ]
     assert (page.selected, page.total) == (1000, 1000)
-    assert found.selected == 11
+    assert selection.selected == 11
     assert end.rows[0]["text"] == "line 999"
     assert before.rows == []
 
@@ -132,9 +132,9 @@ def test_metrics_are_found_while_the_log_is_read_and_it_is_read_once():
     job = Job(*pieces, has_ended=False)
     with open_table(job, is_read=False) as log:
         poll(lambda: len(log.metrics()) >= 2, "the metrics")
-        found = log.metrics()
+        metrics = log.metrics()
 
-    assert found == [MetricPoint("loss", 0, 0, 0.5), MetricPoint("loss", 0, 1, 0.4, 1000.7)]
+    assert metrics == [MetricPoint("loss", 0, 0, 0.5), MetricPoint("loss", 0, 1, 0.4, 1000.7)]
     assert job.reads == 1
 
 
@@ -159,11 +159,11 @@ def test_a_long_search_continues_with_each_request(
     with open_table(Job(*pieces)) as log:
         first = log.page(selection, 0, 0)
         poll(lambda: log.page(selection, 0, 0).searched == 5000, "the end of the search")
-        found = [row["text"] for row in log.page(selection, 0, 5000).rows]
+        row_texts = [row["text"] for row in log.page(selection, 0, 5000).rows]
 
     assert 0 < first.searched < 1000
     numbers = [n for n in range(5000) if selection.rank in (None, n % 2)]
-    assert found == [f"loss {n}" for n in numbers if selection.rank != 0 or str(n)[0] == "4"]
+    assert row_texts == [f"loss {n}" for n in numbers if selection.rank != 0 or str(n)[0] == "4"]
 
 
 @pytest.mark.parametrize(
@@ -208,10 +208,10 @@ def test_the_moving_progress_bar_of_each_rank_is_shown(selection: dict[str, Any]
         poll(lambda: log.page(Selection(), 0, 0).unfinished == 3, "the bars")
         page = log.page(Selection(**selection), 0, 9)
 
-    shown = {0: "bar 30%", 1: "b 20%", 2: "b 25%"}
-    found = {row["rank"]: row["text"] for row in page.unfinished_rows}
-    assert found == {rank: shown[rank] for rank in ranks}
-    assert (list(found), page.selected, page.is_live) == (ranks, 0, True)
+    bar_of = {0: "bar 30%", 1: "b 20%", 2: "b 25%"}
+    text_of = {row["rank"]: row["text"] for row in page.unfinished_rows}
+    assert text_of == {rank: bar_of[rank] for rank in ranks}
+    assert (list(text_of), page.selected, page.is_live) == (ranks, 0, True)
 
 
 def test_a_job_that_has_ended_is_not_live_while_its_log_is_read():
@@ -281,10 +281,10 @@ def test_nested_progress_bars_leave_one_line_each_and_the_text_after_them():
     outer = b"[0] \r          \x1b[A\router: 1/1\n"
     bars = (b"[0] \router: 0/1\n", inner % 0, inner % 1, outer)
 
-    found = read(Job(LogPiece(0, b"".join(bars) + b"[0] done\n")))
-    assert found == [(0, 0, "outer: 0/1"), (0, 0, "outer: 1/1"), (0, 0, "done")]
-    found = read(Job(LogPiece(0, b"".join(bars))))
-    assert found == [(0, 0, "outer: 0/1"), (0, 0, "outer: 1/1")]
+    lines_read = read(Job(LogPiece(0, b"".join(bars) + b"[0] done\n")))
+    assert lines_read == [(0, 0, "outer: 0/1"), (0, 0, "outer: 1/1"), (0, 0, "done")]
+    lines_read = read(Job(LogPiece(0, b"".join(bars))))
+    assert lines_read == [(0, 0, "outer: 0/1"), (0, 0, "outer: 1/1")]
 
 
 def test_lines_keep_their_places_in_a_log_of_several_blocks_and_nodes():
@@ -333,10 +333,10 @@ def test_progress_is_that_of_the_lowest_rank_that_tells_it():
         LogPiece(0, b"[1] step 4/9\n", 110),
     )
     with open_table(Job(*pieces)) as log:
-        found = log.progress()
+        progress = log.progress()
 
-    assert found.steps == Count(4, 9)
-    assert found.left_s == pytest.approx(10 * 5 / 3)
+    assert progress.steps == Count(4, 9)
+    assert progress.left_s == pytest.approx(10 * 5 / 3)
 
 
 def test_the_bar_that_a_rank_moves_counts_as_its_last_line():
@@ -347,9 +347,9 @@ def test_the_bar_that_a_rank_moves_counts_as_its_last_line():
 
 def test_the_main_curve_is_the_loss_of_the_lowest_rank():
     with open_table(Job(*TWO_NODES)) as log:
-        found = log.main_curve()
+        curve = log.main_curve()
 
-    assert found == Curve("loss", [(0.0, 2.0)])
+    assert curve == Curve("loss", [(0.0, 2.0)])
 
 
 def test_a_log_without_metrics_has_no_main_curve():
@@ -416,10 +416,10 @@ def test_a_line_is_found_among_the_visible_ones():
 
 def test_a_pattern_is_tried_on_the_last_lines():
     with open_table(Job(*TWO_NODES)) as log:
-        found = log.try_pattern("(?i)loss ([0-9])")
+        trial = log.try_pattern("(?i)loss ([0-9])")
         nothing = log.try_pattern("absent ([0-9])")
 
-    assert found == Trial(5, 3, [("loss 3", 3.0), ("loss 2", 2.0), ("Loss 1", 1.0)])
+    assert trial == Trial(5, 3, [("loss 3", 3.0), ("loss 2", 2.0), ("Loss 1", 1.0)])
     assert nothing == Trial(5, 0, [])
 
 

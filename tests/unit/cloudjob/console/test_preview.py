@@ -38,7 +38,7 @@ def test_an_image_is_known_by_its_first_bytes(head: bytes, kind: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "shown"),
+    ("name", "data", "expected"),
     [
         ("a.png", PNG, Preview(Kind.IMAGE)),
         ("a.txt", PNG, Preview(Kind.IMAGE)),
@@ -56,14 +56,14 @@ def test_an_image_is_known_by_its_first_bytes(head: bytes, kind: str):
         ("a.txt", b"caf\xe9", Preview(Kind.TEXT, "caf\ufffd")),
     ],
 )
-def test_a_file_is_shown_as_what_it_is(name: str, data: bytes, shown: Preview):
-    assert preview(name, data, len(data)) == shown
+def test_a_file_is_shown_as_what_it_is(name: str, data: bytes, expected: Preview):
+    assert preview(name, data, len(data)) == expected
 
 
 def test_only_the_beginning_of_a_large_text_is_shown():
-    found = preview("a.json", b"1" * 5_000_000, 5_000_000)
+    content = preview("a.json", b"1" * 5_000_000, 5_000_000)
 
-    assert (len(found.text), found.is_cut) == (previews.MAX_TEXT_BYTES, True)
+    assert (len(content.text), content.is_cut) == (previews.MAX_TEXT_BYTES, True)
 
 
 def test_a_large_image_is_not_shown():
@@ -72,10 +72,10 @@ def test_a_large_image_is_not_shown():
 
 def test_only_the_first_rows_and_columns_of_a_table_are_shown_and_no_part_of_a_row():
     row = ",".join(map(str, range(40)))
-    found = preview("a.csv", f"{row}\n".encode() * 1000, 10**9)
+    content = preview("a.csv", f"{row}\n".encode() * 1000, 10**9)
     short = preview("a.csv", b"a,b\n1,2\n3", 100)
 
-    assert (len(found.rows), len(found.rows[0]), found.is_cut) == (201, 30, True)
+    assert (len(content.rows), len(content.rows[0]), content.is_cut) == (201, 30, True)
     assert short.rows == [["a", "b"], ["1", "2"]]
 
 

@@ -30,9 +30,9 @@ def test_a_sample_has_a_lane(item, lane):
 
 
 def journals(*rows: tuple[float, tuple[RankSample, ...]]) -> Journals:
-    found = Journals()
-    found.add(0, [journal.dump(Sample(at=at, ranks=ranks)) for at, ranks in rows])
-    return found
+    samples = Journals()
+    samples.add(0, [journal.dump(Sample(at=at, ranks=ranks)) for at, ranks in rows])
+    return samples
 
 
 def test_equal_neighbours_are_one_bar():

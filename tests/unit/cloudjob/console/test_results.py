@@ -53,10 +53,10 @@ def test_results_are_the_last_values_of_the_lowest_rank_and_are_read_once():
 
     assert cache.of(job, with_metrics=False).metrics == {}  # type: ignore[arg-type]
     assert job.reads == 0
-    found = cache.of(job, with_metrics=True)  # type: ignore[arg-type]
-    assert found.metrics == {"loss": 2.0}
-    assert (found.values, found.labels, found.is_final) == ("lr=0.1", "team=red", True)
-    assert cache.of(job, with_metrics=True) == found  # type: ignore[arg-type]
+    results = cache.of(job, with_metrics=True)  # type: ignore[arg-type]
+    assert results.metrics == {"loss": 2.0}
+    assert (results.values, results.labels, results.is_final) == ("lr=0.1", "team=red", True)
+    assert cache.of(job, with_metrics=True) == results  # type: ignore[arg-type]
     assert job.reads == 1
 
 

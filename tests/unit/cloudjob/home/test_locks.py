@@ -66,8 +66,8 @@ def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
         holders[0].kill()
         holders[0].wait(10)
 
-        with scratch_folders.new(tmp_path) as own:
-            assert sorted(tmp_path.iterdir()) == sorted([folders[1], own])
+        with scratch_folders.new(tmp_path) as new_folder:
+            assert sorted(tmp_path.iterdir()) == sorted([folders[1], new_folder])
             assert (folders[1] / "layer").read_bytes() == b"half"
 
         assert list(tmp_path.iterdir()) == [folders[1]]

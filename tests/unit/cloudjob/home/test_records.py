@@ -123,9 +123,9 @@ def test_a_job_is_found_by_id_name_or_prefix(records):
     records.add(record("train-0002", created_at="2026-01-02T00:00:00.000Z"))
     records.add(record("train-0003", name="eval-0001", created_at="2026-01-03T00:00:00.000Z"))
 
-    found = {name: records.get(name).job for name in ("eval-0001", "train", "eval-", "train-0003")}
+    job_of = {name: records.get(name).job for name in ("eval-0001", "train", "eval-", "train-0003")}
 
-    assert found == {
+    assert job_of == {
         "eval-0001": "eval-0001",
         "train": "train-0002",
         "eval-": "eval-0001",
@@ -283,10 +283,10 @@ def test_a_damaged_value_affects_no_other_job_and_has_the_type_of_its_column(pat
     with Records(path) as records:
         records.add(record("train-1", nodes="x", name=b"train", created_at=5))
         records.add(record("train-2"))
-        found = [*records.list(), records.get("train-1")]
+        all_records = [*records.list(), records.get("train-1")]
 
     plain = record()
-    for each in found:
+    for each in all_records:
         assert [type(value) for value in each] == [type(value) for value in plain], each
 
 

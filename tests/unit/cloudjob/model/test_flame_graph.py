@@ -54,13 +54,13 @@ def test_names_are_text_and_nothing_is_loaded_from_elsewhere():
     name = '</div><script src="https://example.org/x.js">alert(1)</script>\x1b[2J"onclick="x'
     text = page(name, [name], [((Call(name, 1, name),), name, 3)])
 
-    shown = Bars(text)
+    bars_shown = Bars(text)
     assert text.count("<script") == 1
-    assert shown.tags <= {
+    assert bars_shown.tags <= {
         "html", "head", "meta", "title", "style", "body", "h1", "p", "div", "span", "script",
     }  # fmt: skip
     assert "\x1b" not in text
-    assert shown.attributes <= {
+    assert bars_shown.attributes <= {
         "lang", "charset", "http-equiv", "content", "name", "style", "id", "title",
         "data-left", "data-width",
     }  # fmt: skip

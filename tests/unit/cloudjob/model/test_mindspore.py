@@ -12,12 +12,14 @@ from jobentry.contract.env import MindSpore
 MODES = ("stand_alone", "data_parallel", "semi_auto_parallel", "auto_parallel", "hybrid_parallel")
 
 
-def spec(launcher: str = "msrun", **given) -> JobSpec:
+def spec(launcher: str = "msrun", **settings) -> JobSpec:
     """Return a job; values that are not fields of a job go to its section ``mindspore``."""
-    own = {
-        key: given.pop(key) for key in ("nodes", "procs_per_node", "hardware_check") if key in given
+    job_values = {
+        key: settings.pop(key)
+        for key in ("nodes", "procs_per_node", "hardware_check")
+        if key in settings
     }
-    return JobSpec(script="x.py", launcher=launcher, mindspore=given, **own)
+    return JobSpec(script="x.py", launcher=launcher, mindspore=settings, **job_values)
 
 
 def problems(job: JobSpec) -> list[str]:
@@ -35,16 +37,16 @@ def node_settings(job: JobSpec) -> MindSpore:
 @pytest.mark.parametrize("target", ["CPU", "GPU", "Ascend"])
 def test_launchers_are_allowed_on_the_documented_devices(launcher, target):
     """Only the launcher rank-table is restricted: it requires Ascend."""
-    found = problems(spec(launcher, device_target=target))
+    problems_there = problems(spec(launcher, device_target=target))
 
     if launcher == "rank-table" and target != "Ascend":
-        assert found == [
+        assert problems_there == [
             f"launcher: rank-table does not work on {target}: use msrun"
             f" (given mindspore.device_target {target}; allowed Ascend;"
             " --no-hardware-check starts it anyway)"
         ]
     else:
-        assert found == []
+        assert problems_there == []
 
 
 @pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi", "rank-table"])
@@ -68,20 +70,20 @@ def test_a_job_without_a_device_target_accepts_every_launcher(launcher):
 def test_parameter_servers_need_the_dynamic_cluster(launcher, servers, problem):
     job = spec(launcher).with_values(env={"MS_SERVER_NUM": servers})
 
-    found = problems(job)
+    problems_there = problems(job)
 
-    assert len(found) == bool(problem)
-    assert all(text.startswith(f"env.MS_SERVER_NUM: {problem}") for text in found)
+    assert len(problems_there) == bool(problem)
+    assert all(text.startswith(f"env.MS_SERVER_NUM: {problem}") for text in problems_there)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("target", ["CPU", "GPU", "Ascend"])
 def test_modes_are_allowed_on_the_documented_devices(mode, target):
     """On a CPU, MindSpore supports only stand-alone and data-parallel training."""
-    found = problems(spec(device_target=target, parallel_mode=mode))
+    problems_there = problems(spec(device_target=target, parallel_mode=mode))
 
     is_refused = target == "CPU" and mode not in ("stand_alone", "data_parallel")
-    assert [problem.partition(" (")[0] for problem in found] == (
+    assert [problem.partition(" (")[0] for problem in problems_there] == (
         [f"mindspore.parallel_mode: {mode} does not work on CPU: use data_parallel"]
         if is_refused
         else []
@@ -116,10 +118,10 @@ def test_a_search_is_for_auto_parallel(search):
 
 def test_an_unknown_value_is_refused_with_a_suggestion():
     values = {"device_target": "NPU", "parallel_mode": "data-paralel"}
-    found = dict(valid_part({"mindspore": values})[1])
+    problem_of = dict(valid_part({"mindspore": values})[1])
 
-    assert found["mindspore", "device_target"].startswith("is not known")
-    assert "did you mean 'data_parallel'?" in found["mindspore", "parallel_mode"]
+    assert problem_of["mindspore", "device_target"].startswith("is not known")
+    assert "did you mean 'data_parallel'?" in problem_of["mindspore", "parallel_mode"]
 
 
 @pytest.mark.parametrize(
@@ -140,8 +142,8 @@ def test_an_unknown_value_is_refused_with_a_suggestion():
 )
 def test_the_devices_must_match_the_nodes_and_ranks_of_the_job(lines, problem):
     """There is one line for each node, and one device for each rank."""
-    given = {"nodes": 2, "procs_per_node": 1, "device_target": "Ascend"}
-    job = spec("rank-table", **given, devices=tuple(lines))
+    values = {"nodes": 2, "procs_per_node": 1, "device_target": "Ascend"}
+    job = spec("rank-table", **values, devices=tuple(lines))
 
     assert problems(job) == [problem]
 

@@ -23,8 +23,8 @@ def spec(**values):
 
 def problems(**values):
     """Return every problem of a job with these values."""
-    _, found = validate({"script": "train.py", **values})
-    return [f"{one_line(key)}: {what}" for key, what in found]
+    _, conflicts = validate({"script": "train.py", **values})
+    return [f"{one_line(key)}: {what}" for key, what in conflicts]
 
 
 def only_problem(**values):
@@ -193,12 +193,12 @@ def test_outputs_cannot_be_stored_on_a_web_server():
 
 def test_secret_values_are_never_shown():
     value = spec(secrets={"TOKEN": "hunter2"})
-    found = problems(secrets={"TOKEN": "hunter2\0", "MA_X": "hunter2"})
+    problems_there = problems(secrets={"TOKEN": "hunter2\0", "MA_X": "hunter2"})
     with pytest.raises(SpecError) as caught:
         spec(secrets={"TOKEN": "hunter2\0"})
 
-    assert len(found) == 2
-    for text in (repr(value), *found, json.dumps(masked(value)), str(caught.value)):
+    assert len(problems_there) == 2
+    for text in (repr(value), *problems_there, json.dumps(masked(value)), str(caught.value)):
         assert "hunter2" not in text
     assert masked(value)["secrets"] == {"TOKEN": "***"}
 
@@ -207,9 +207,9 @@ def test_variables_with_the_name_of_a_secret_are_masked():
     env = {"DB_PASSWORD": "pw", "wandb_api_key": "0123456789abcdef", "HF_TOKEN": "", "LR": "pw"}
     value = spec(env=env, args=("--key=0123456789abcdef",))
 
-    found = masked(value)
-    assert found["env"] == {**env, "DB_PASSWORD": "***", "wandb_api_key": "***"}
-    assert found["args"] == ["--key=***"]
+    masked_spec = masked(value)
+    assert masked_spec["env"] == {**env, "DB_PASSWORD": "***", "wandb_api_key": "***"}
+    assert masked_spec["args"] == ["--key=***"]
     assert value.env == env
 
 

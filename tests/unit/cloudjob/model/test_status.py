@@ -99,11 +99,11 @@ def test_a_running_job_as_json():
 
 def test_a_failed_job_as_json():
     """Failure, code and phases do not change when they are written as JSON and read back."""
-    shown = to_json(FAILED)
+    values = to_json(FAILED)
 
-    assert json.loads(json.dumps(shown)) == shown
-    assert (from_json(shown).slow, from_json(shown).wait) == (FAILED.slow, FAILED.wait)
-    assert shown["failure"] == {
+    assert json.loads(json.dumps(values)) == values
+    assert (from_json(values).slow, from_json(values).wait) == (FAILED.slow, FAILED.wait)
+    assert values["failure"] == {
         "node": 1,
         "host": "node-1",
         "rank": 1,
@@ -113,13 +113,13 @@ def test_a_failed_job_as_json():
         "last_lines": ["a", "b\udcff"],
         "stack_lines": ["f() at x.py:1"],
     }
-    assert shown["code"] == {
+    assert values["code"] == {
         "uri": "file:///code",
         "digest": "sha256:0",
         "size_bytes": 10,
         "files": 2,
     }
-    assert shown["phases"] == [
+    assert values["phases"] == [
         {
             "node": 0,
             "name": "run",
@@ -141,8 +141,8 @@ def test_what_other_versions_have_written_is_not_current(part):
     """A list prints current values as they are, so every part must have exactly today's keys."""
     for change in ({"new": 1}, None):
         values = to_json(FAILED)
-        found = values[part] if part else values
-        fields = found[0] if part == "phases" else found
+        written = values[part] if part else values
+        fields = written[0] if part == "phases" else written
         if change is None:
             fields.pop(list(fields)[-1])
         else:

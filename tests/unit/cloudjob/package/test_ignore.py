@@ -87,7 +87,7 @@ def test_invalid_and_pathological_patterns_are_harmless(tmp_path: Path):
     top=st.lists(patterns, max_size=6),
     inner=st.dictionaries(paths, st.lists(patterns, max_size=3), max_size=2),
     info=st.lists(patterns, max_size=2),
-    own=st.lists(patterns, max_size=2),
+    excludes_lines=st.lists(patterns, max_size=2),
 )
 @example(["foo/a", "foo/keep"], ["foo/**", "!foo/keep"], {}, [], [])
 @example(["foo/a", "foo/keep"], ["foo/", "!foo/keep"], {}, [], [])
@@ -103,7 +103,7 @@ def test_the_package_has_the_files_that_git_would_add(
     top: list[str],
     inner: dict[str, list[str]],
     info: list[str],
-    own: list[str],
+    excludes_lines: list[str],
 ):
     """Random mixes of negation, nested .gitignore files, info/exclude and core.excludesFile."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -121,7 +121,7 @@ def test_the_package_has_the_files_that_git_would_add(
             if (folder / parent).is_dir():
                 write(folder / parent / ".gitignore", "\n".join(lines) + "\n")
         write(folder / ".git" / "info" / "exclude", "\n".join(info) + "\n")
-        excludes = write(Path(scratch, "own"), "\n".join(own) + "\n")
+        excludes = write(Path(scratch, "own"), "\n".join(excludes_lines) + "\n")
         git(folder, "config", "core.excludesFile", str(excludes))
 
         assert packed_by_cloudjob(folder) == added_by_git(folder)

@@ -446,16 +446,16 @@ def test_no_file_of_numpy_looks_like_a_secret(tmp_path: Path):
     files = [path for path in numpy_folder.rglob("*") if path.is_file()]
 
     searcher = Searcher(rules() / "packages")
-    searched, found = 0, []
+    searched, findings = 0, []
     for path in files:
         status = path.stat()
         entry = SourceEntry(path.name, "file", 0o644, FileStat(status.st_size, 0, 0, 0))
         if searcher.tag(entry):
             searched += 1
-            found += searcher.search(entry, path.read_bytes())
+            findings += searcher.search(entry, path.read_bytes())
 
     assert searched > 500
-    assert found == []
+    assert findings == []
 
 
 @pytest.mark.parametrize(("script", "text"), [(".env.py", ""), ("main.py", AWS_KEY_ID + "\n")])

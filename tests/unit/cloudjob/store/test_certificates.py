@@ -63,10 +63,10 @@ def test_nodes_get_certificates_and_nothing_else(tmp_path: Path):
 def test_nodes_get_no_public_authorities_of_a_large_file(tmp_path: Path):
     """A variable could not hold all of them, and images have them."""
     authority = Authority(tmp_path)
-    own = authority.bundle.read_text()
-    authority.bundle.write_text(PUBLIC.read_text() + own)
+    certificate = authority.bundle.read_text()
+    authority.bundle.write_text(PUBLIC.read_text() + certificate)
 
-    assert sent(authority.bundle) == own
+    assert sent(authority.bundle) == certificate
     assert sent(PUBLIC) == ""
 
 
@@ -75,11 +75,11 @@ def test_an_authority_is_private_although_this_machine_trusts_it(
 ):
     """OpenSSL's own store of this machine, which ``SSL_CERT_FILE`` replaces, may contain it."""
     authority = Authority(tmp_path)
-    own = authority.bundle.read_text()
-    authority.bundle.write_text(PUBLIC.read_text() + own)
+    certificate = authority.bundle.read_text()
+    authority.bundle.write_text(PUBLIC.read_text() + certificate)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
 
-    assert sent(authority.bundle) == own
+    assert sent(authority.bundle) == certificate
 
 
 def test_a_large_file_is_read_without_the_packages_for_s3(tmp_path: Path):
@@ -97,13 +97,13 @@ def test_a_large_file_is_read_without_the_packages_for_s3(tmp_path: Path):
 
 
 def test_a_folder_of_certificates_is_read(tmp_path: Path):
-    found = Authority(tmp_path)
+    other = Authority(tmp_path)
     folder = tmp_path / "folder"
     (folder / "below").mkdir(parents=True)
-    (folder / "0a1b2c3d.0").write_text(found.bundle.read_text())
+    (folder / "0a1b2c3d.0").write_text(other.bundle.read_text())
     os.mkfifo(folder / "pipe")
 
-    assert sent(folder) == found.bundle.read_text()
+    assert sent(folder) == other.bundle.read_text()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "missing", "many"])
@@ -152,11 +152,11 @@ def test_only_amazon_gets_the_checksums_of_its_own_library(
     for name in [name for name in os.environ if name.startswith(("AWS_", "OBS_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    found = bucket_uri.read(uri)
+    bucket = bucket_uri.read(uri)
 
-    made = client.connect(found, {**keys, **environ}, client.Retries(found, 1.0))
+    connection = client.connect(bucket, {**keys, **environ}, client.Retries(bucket, 1.0))
 
-    assert made.client.meta.config.request_checksum_calculation == expected
+    assert connection.client.meta.config.request_checksum_calculation == expected
 
 
 @pytest.mark.parametrize(
@@ -184,12 +184,12 @@ def test_a_variable_that_is_set_but_empty_counts_as_unset(
         monkeypatch.delenv(present)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv(name, "")
-    found = bucket_uri.read("s3://bucket?endpoint=https://127.0.0.1:1")
+    bucket = bucket_uri.read("s3://bucket?endpoint=https://127.0.0.1:1")
 
-    made = client.connect(found, {**keys, name: ""}, client.Retries(found, 1.0))
+    connection = client.connect(bucket, {**keys, name: ""}, client.Retries(bucket, 1.0))
 
     with pytest.raises(EndpointConnectionError):
-        made.client.list_buckets()
+        connection.client.list_buckets()
 
 
 def test_keys_that_are_set_but_empty_do_not_hide_those_of_the_platform(

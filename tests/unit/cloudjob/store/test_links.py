@@ -28,10 +28,10 @@ def victim(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> DirectoryStore:
-    made = DirectoryStore(tmp_path / "store")
-    made.put_bytes(b"{}", "job/code.json")
-    made.put_bytes(b"{}", "jobs/job.json")
-    return made
+    folder_store = DirectoryStore(tmp_path / "store")
+    folder_store.put_bytes(b"{}", "job/code.json")
+    folder_store.put_bytes(b"{}", "jobs/job.json")
+    return folder_store
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -88,17 +88,17 @@ def test_no_operation_of_a_store_follows_a_link(store, victim, action, tmp_path)
     link(store, "job/lone", victim / "thesis")
     (tmp_path / "to").mkdir()
 
-    found: object = None
+    result: object = None
     try:
-        found = ACTIONS[action](store)
+        result = ACTIONS[action](store)
     except StoreError as error:
-        found = error
+        result = error
 
     assert contents(victim) == before
-    assert found in (None, False, []) or isinstance(found, (StoreError, str, list, int))
-    assert "precious" not in str(found)
+    assert result in (None, False, []) or isinstance(result, (StoreError, str, list, int))
+    assert "precious" not in str(result)
     if action.startswith("list"):
-        assert set(found) <= {"job/code.json", "jobs/job.json"}
+        assert set(result) <= {"job/code.json", "jobs/job.json"}
 
 
 def test_the_collection_of_layers_follows_no_link(tmp_path, victim):

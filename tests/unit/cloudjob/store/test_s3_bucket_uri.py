@@ -31,9 +31,9 @@ def store_of(uri: str, environ: dict[str, str] | None = None) -> S3Store:
 
 def credentials(store: S3Store) -> tuple[str, str, str]:
     """Return the credentials that the store passes to the nodes."""
-    found = store.access()
-    keys = found[names.CLOUDJOB_S3_ACCESS_KEY], found[names.CLOUDJOB_S3_SECRET_KEY]
-    return (*keys, found.get(names.CLOUDJOB_S3_SESSION_TOKEN, ""))
+    access = store.access()
+    keys = access[names.CLOUDJOB_S3_ACCESS_KEY], access[names.CLOUDJOB_S3_SECRET_KEY]
+    return (*keys, access.get(names.CLOUDJOB_S3_SESSION_TOKEN, ""))
 
 
 KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}

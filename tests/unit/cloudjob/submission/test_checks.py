@@ -159,8 +159,8 @@ def test_a_secret_that_the_job_s_records_would_show_is_a_warning(
 def test_submit_warns_of_failures_that_a_platform_repeats_unasked(
     values: dict[str, Any], expected: str
 ):
-    found = list(checks.retry_checks(spec(retries=2, **values)))
+    warnings = list(checks.retry_checks(spec(retries=2, **values)))
 
-    assert bool(found) is bool(expected)
-    assert all(expected in check.found and not check.is_needed for check in found)
+    assert bool(warnings) is bool(expected)
+    assert all(expected in check.found and not check.is_needed for check in warnings)
     assert list(checks.retry_checks(spec(**values))) == []

@@ -99,8 +99,8 @@ def test_a_launcher_that_a_python_script_starts_runs_once_on_each_node(
     choice = chosen(spec)
 
     assert choice == ("python", f"{name} line {line} starts {program} itself")
-    shown = f"{name} line {line} starts {program} itself and ignores its exit code"
-    assert ignored_exit_code(spec).startswith(shown) is is_failure_ignored
+    warning = f"{name} line {line} starts {program} itself and ignores its exit code"
+    assert ignored_exit_code(spec).startswith(warning) is is_failure_ignored
     assert not ignored_exit_code(spec.with_values(strict="true"))
 
 
@@ -152,12 +152,12 @@ def test_every_launcher_of_the_field_is_recognised(
     spec = JobSpec(script=script, source=str(source))
 
     choice = chosen(spec)
-    found = find(source, script)
+    nested = find(source, script)
 
     assert choice.launcher == "python"
     assert choice.why.startswith(f"{script} line 2 starts ")
-    assert found is not None
-    assert found.replacement.startswith(f"--launcher {launcher} " if launcher else "")
+    assert nested is not None
+    assert nested.replacement.startswith(f"--launcher {launcher} " if launcher else "")
     if script == "run.sh":
         with pytest.raises(SpecError, match="would run it once for each rank") as caught:
             check(spec.with_values(launcher="mpirun"))
@@ -388,10 +388,10 @@ def test_scripts_that_a_script_runs_are_read(source: Path):
     write(source, "mpirun -n 2 x.py", "scripts/go.sh")
     write(source, "bash run.sh", "env.sh")
 
-    found = find(source, "run.sh")
+    nested = find(source, "run.sh")
 
-    assert found is not None
-    assert found.where == "scripts/go.sh line 1"
+    assert nested is not None
+    assert nested.where == "scripts/go.sh line 1"
 
 
 def test_a_script_without_a_suffix_is_known_by_its_first_line(source: Path):

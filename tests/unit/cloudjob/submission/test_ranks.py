@@ -69,9 +69,9 @@ def test_slurm_counts_the_devices_of_an_option(option: str, ranks: int, tmp_path
 
 
 def test_slurm_counts_gres(tmp_path: Path):
-    found = chosen(tmp_path, backend="slurm", slurm={"gres": "gpu:h100:8"})
+    choice = chosen(tmp_path, backend="slurm", slurm={"gres": "gpu:h100:8"})
 
-    assert found == (8, "procs_per_node 8: #SBATCH --gres=gpu:h100:8")
+    assert choice == (8, "procs_per_node 8: #SBATCH --gres=gpu:h100:8")
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def test_a_shell_script_is_only_warned_of_where_bash_is_as_old_as_that_of_macos(
     assert problem(described) is None
     monkeypatch.setenv("PATH", f"{old.parent}:/bin:/usr/bin")
     assert shutil.which("bash") == str(old)
-    found = problem(described)
+    trouble = problem(described)
 
-    assert found is not None
-    assert not found.is_certain
-    assert "older than version 4" in found.hint
+    assert trouble is not None
+    assert not trouble.is_certain
+    assert "older than version 4" in trouble.hint

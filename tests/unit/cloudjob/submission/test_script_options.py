@@ -78,10 +78,10 @@ def test_an_option_of_submit_after_the_script_is_warned_of(
     Path("run.sh").write_text("python train.py\n")
 
     assert main(["submit", "--launcher", "python", "--dry-run", *arguments]) == 0
-    shown = capsys.readouterr().err
+    printed = capsys.readouterr().err
 
-    assert warning in shown
-    assert ("warning: " in shown) == bool(warning)
+    assert warning in printed
+    assert ("warning: " in printed) == bool(warning)
 
 
 RECIPE = """\
@@ -138,10 +138,10 @@ def test_a_script_that_gets_or_needs_no_options_has_no_hint(
 def test_a_submit_warns_of_the_options(tmp_path: Path):
     (tmp_path / "train.py").write_text(RECIPE)
     spec = JobSpec(script="train.py", source=str(tmp_path), launcher="torchrun")
-    found = [
+    warnings = [
         check for check in checks.script_checks(spec, read(spec)) if "--world_size" in check.found
     ]
 
-    assert [(check.is_needed, "pytorch-modelarts" in check.hint) for check in found] == [
+    assert [(check.is_needed, "pytorch-modelarts" in check.hint) for check in warnings] == [
         (False, True)
     ]

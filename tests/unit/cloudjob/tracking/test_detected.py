@@ -44,9 +44,9 @@ def find(line: str) -> list[NamedValue]:
 
 @pytest.mark.parametrize("line", LINES)
 def test_the_numbers_of_usual_lines_are_metrics(line: str):
-    found = {item.name: item.value for item in find(line)}
+    value_of = {item.name: item.value for item in find(line)}
 
-    assert repr(found) == repr(LINES[line])
+    assert repr(value_of) == repr(LINES[line])
 
 
 @pytest.mark.parametrize("line", NO_METRICS)
@@ -124,9 +124,9 @@ def test_lines_of_one_shape_are_searched_as_each_alone(lines: list[str]):
 def test_a_pattern_of_the_same_name_and_a_json_line_come_first():
     reader = MetricReader({"loss": "LOSS ([0-9]+)"}, detects=True)
 
-    found = reader.add(0, b'[0] loss 3 acc 0.5\n[0] LOSS 4\n[0] {"lr": 0.1, "note": "acc 9"}\n')
+    points = reader.add(0, b'[0] loss 3 acc 0.5\n[0] LOSS 4\n[0] {"lr": 0.1, "note": "acc 9"}\n')
 
-    assert [(point.title, point.value) for point in found] == [
+    assert [(point.title, point.value) for point in points] == [
         ("acc (detected)", 0.5), ("loss", 4.0), ("lr", 0.1),
     ]  # fmt: skip
 
@@ -136,18 +136,18 @@ def test_the_steps_of_a_detected_metric_always_grow():
     reader = MetricReader({}, detects=True)
     bar = b"[0] | %d/9 [00:01, loss=0.5]\n"
 
-    found = reader.add(0, b"".join(bar % step for step in (4, 8, 4, 8)) + b"[0] loss 0.5\n")
+    points = reader.add(0, b"".join(bar % step for step in (4, 8, 4, 8)) + b"[0] loss 0.5\n")
 
-    assert [point.step for point in found] == [4, 8, 9, 10, 11]
+    assert [point.step for point in points] == [4, 8, 9, 10, 11]
 
 
 def test_a_result_without_a_step_has_the_step_before_it():
     reader = MetricReader({}, detects=True)
     epochs = b"[0] step 10 loss 3\n[0] val_acc 0.5\n[0] step 20 loss 2\n[0] val_acc 0.6\n"
 
-    found = [point for point in reader.add(0, epochs) if point.name == "val_acc"]
+    points = [point for point in reader.add(0, epochs) if point.name == "val_acc"]
 
-    assert [(point.step, point.value) for point in found] == [(10, 0.5), (20, 0.6)]
+    assert [(point.step, point.value) for point in points] == [(10, 0.5), (20, 0.6)]
 
 
 def test_nothing_is_detected_unless_asked():

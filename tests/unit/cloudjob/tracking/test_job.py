@@ -56,8 +56,8 @@ class CopyingPlatform(Platform):
 
 def timestamp(ago_s: float = 0.0) -> str:
     """Return the time ``ago_s`` seconds ago, in the format of statuses."""
-    found = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
-    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    moment = datetime.now(timezone.utc) - timedelta(seconds=ago_s)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 MADE_AT = timestamp(300)
@@ -175,9 +175,9 @@ def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
     with Records(records_path(tmp_path)) as db:
         record = db.get("train-1")
     assert record.final_json == ""
-    found = Job(record, platform, tmp_path, DirectoryStore(tmp_path / "store")).wait()
-    assert found.failure is not None
-    assert found.failure.message == "the reason"
+    last_status = Job(record, platform, tmp_path, DirectoryStore(tmp_path / "store")).wait()
+    assert last_status.failure is not None
+    assert last_status.failure.message == "the reason"
 
 
 def test_a_status_is_final_only_when_the_secrets_of_the_job_are_deleted(
@@ -400,11 +400,11 @@ def test_a_platform_that_can_list_its_jobs_gets_one_request_for_all_of_them(
 ):
     platform = hundred_jobs(Listing())
 
-    found = find_all(tmp_path)
+    jobs = find_all(tmp_path)
 
     assert platform.requests.count("list") == 1
     assert len(platform.requests) == 11
-    assert Counter(native_state(job) for job in found) == {
+    assert Counter(native_state(job) for job in jobs) == {
         "Listed": 10,
         "Running": 10,
         Absence.NO_JOB.value: 80,
@@ -416,10 +416,10 @@ def test_a_platform_that_does_not_answer_gets_no_request_for_each_job(
 ):
     platform = hundred_jobs(Silent())
 
-    found = find_all(tmp_path)
+    jobs = find_all(tmp_path)
 
     assert len(platform.requests) <= 8
-    assert {native_state(job) for job in found} == {"asking: it does not answer"}
+    assert {native_state(job) for job in jobs} == {"asking: it does not answer"}
 
 
 def test_a_list_has_a_time_limit(
@@ -429,11 +429,11 @@ def test_a_list_has_a_time_limit(
     ready = threading.Event()
     hundred_jobs(Unresponsive(ready))
     try:
-        found = find_all(tmp_path)
+        jobs = find_all(tmp_path)
     finally:
         ready.set()
 
-    assert {native_state(job) for job in found} == {"no answer within 0.2 s"}
+    assert {native_state(job) for job in jobs} == {"no answer within 0.2 s"}
 
 
 class WithoutLog(Storeless):
@@ -495,20 +495,20 @@ def test_the_rest_of_a_log_that_the_platform_cannot_give_is_from_the_store(tmp_p
     for node, data in ((0, stored), (1, b"[2] c\n")):
         store.put_bytes(gzip.compress(data), folder + Chunk(node, 1, 0).name)
     job = Job(record_of(tmp_path, nodes=2), PartialLog(timestamp()), tmp_path)
-    found: dict[int, bytes] = {0: b"", 1: b""}
+    log_of: dict[int, bytes] = {0: b"", 1: b""}
 
     def read() -> None:
         for piece in job.pieces(follow=False):
-            found[piece.node] += piece.data
+            log_of[piece.node] += piece.data
 
     with pytest.raises(Unreachable, match="following node 0"):
         read()
 
-    first, notice, rest = found[0].partition(log.UNREAD)
+    first, notice, rest = log_of[0].partition(log.UNREAD)
     assert first == b"jobentry: boot\njobentry: ready\n[0] a\n[1] a\n"
     assert notice
     assert rest == b"[0] a\n[0]+ b\njobentry: ended\n"
-    assert found[1] == log.UNREAD + b"[2] c\n"
+    assert log_of[1] == log.UNREAD + b"[2] c\n"
 
 
 class Refreshing(Storeless):

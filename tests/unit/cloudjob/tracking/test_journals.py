@@ -17,9 +17,9 @@ HANG = Hang(Rule.ALL_WAIT, Confidence.MEDIUM, 1000.0, 130.0, ())
 
 
 def journals_with(hang: Hang) -> Journals:
-    found = Journals()
-    found.add(0, [journal.dump(hang)])
-    return found
+    journals = Journals()
+    journals.add(0, [journal.dump(hang)])
+    return journals
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_a_job_that_moves_again_does_not_hang():
 
 def test_ranks_that_are_slow_are_known_while_the_head_repeats_it():
     place = Frame("data.py", 30, "augment")
-    found = Slow((1,), (0,), 1000.0, 31, Reason.UNEVEN, "uneven\x1b work", place, 72)
+    slow_ranks = Slow((1,), (0,), 1000.0, 31, Reason.UNEVEN, "uneven\x1b work", place, 72)
     journals = Journals()
-    journals.add(0, [journal.dump(found)])
+    journals.add(0, [journal.dump(slow_ranks)])
 
     slow = journals.slow_at(1060.0)
     assert slow is not None
@@ -53,7 +53,7 @@ def test_ranks_that_are_slow_are_known_while_the_head_repeats_it():
     assert "\x1b" not in slow.message
     assert journals.slow_at(5000.0) is None
 
-    journals.add(0, [journal.dump(found._replace(at=1060.0, is_over=True))])
+    journals.add(0, [journal.dump(slow_ranks._replace(at=1060.0, is_over=True))])
     assert journals.slow_at(1061.0) is None
 
 
@@ -67,11 +67,11 @@ def test_lines_of_others_do_not_stand_for_any_number_of_ranks(
     assert journal.load(excessive) is None
 
     monkeypatch.setattr(module, "_MOST_VALUES", 10_000)
-    found = Journals()
+    journals = Journals()
     hang = Hang(Rule.ALL_WAIT, Confidence.MEDIUM, 2.0, 150.0, ())
-    found.add(0, [*[allowed] * 1000, journal.dump(hang)])
-    assert len(found.resources[0]) == 10
-    assert found.last_hang == hang
+    journals.add(0, [*[allowed] * 1000, journal.dump(hang)])
+    assert len(journals.resources[0]) == 10
+    assert journals.last_hang == hang
     assert [each.message for each in caplog.records] == [
         "the journals of the nodes are long: only their last samples are kept"
     ]

@@ -44,9 +44,9 @@ class Node:
 
 
 def download(store: Path, to: Path) -> Outputs:
-    found = Outputs([OutputLocation("M", DirectoryStore(store), "")])
-    found.download(to)
-    return found
+    outputs = Outputs([OutputLocation("M", DirectoryStore(store), "")])
+    outputs.download(to)
+    return outputs
 
 
 LINKS = {
@@ -70,7 +70,7 @@ def test_links_are_kept(tmp_path: Path):
     (node.folder / "absolute").symlink_to(node.folder / "checkpoint-5")
 
     assert node.finish() == ""
-    found = download(node.store, tmp_path / "to")
+    outputs = download(node.store, tmp_path / "to")
 
     top = tmp_path / "to/M"
     links = {
@@ -81,7 +81,7 @@ def test_links_are_kept(tmp_path: Path):
     expected = {name: target for name, target in LINKS.items() if name != "up"}
     assert links == {**expected, "deep/up": LINKS["up"], "absolute": "checkpoint-5"}
     assert (top / "absolute/weights").read_text() == "w"
-    assert found.notes == ()
+    assert outputs.notes == ()
     # Readers without manifests get the file to which a link leads.
     assert (node.store / "to-file").read_text() == "m"
 
@@ -102,13 +102,13 @@ def test_what_is_not_kept_is_named_by_the_node_and_by_the_laptop(tmp_path: Path,
     (node.folder / ".cloudjob-tmp-y/model").write_text("m")
 
     assert node.finish() == ""
-    found = download(node.store, tmp_path / "to")
+    outputs = download(node.store, tmp_path / "to")
 
     names = [path.name for path in (tmp_path / "to/M").iterdir()]
     assert sorted(names) == ["model", "to-file"]
     assert (tmp_path / "to/M/to-file").read_text() == "far"
     assert not (tmp_path / "to/M/to-file").is_symlink()
-    notes = "\n".join(found.notes)
+    notes = "\n".join(outputs.notes)
     err = capsys.readouterr().err
     reserved = (".cloudjob-tmp-x", ".cloudjob-tmp-y")
     for name in ("pipe", "to-far", "to-file", "to-nothing", "above", *reserved):
@@ -158,8 +158,8 @@ def test_files_of_any_time_are_kept_and_hide_no_others(tmp_path: Path, years: fl
     download(node.store, tmp_path / "to")
 
     assert (tmp_path / "to/M/other").read_text() == "other"
-    found = (tmp_path / "to/M/odd").stat().st_mtime_ns
-    assert time_ns in (0, found) or abs(time_ns) >= 2**63
+    kept_ns = (tmp_path / "to/M/odd").stat().st_mtime_ns
+    assert time_ns in (0, kept_ns) or abs(time_ns) >= 2**63
 
 
 @pytest.mark.parametrize(
@@ -274,11 +274,11 @@ def test_an_earlier_link_in_the_folder_is_not_followed(tmp_path, hostile):
 def test_one_bad_entry_never_hides_the_others(tmp_path, hostile, bad):
     store = hostile(bad, entry("good"))
 
-    found = download(store, tmp_path / "to")
+    outputs = download(store, tmp_path / "to")
 
-    assert [file.name for file in found] == ["M/good"]
+    assert [file.name for file in outputs] == ["M/good"]
     assert (tmp_path / "to/M/good").read_bytes() == b"0"
-    assert any("not valid" in note for note in found.notes)
+    assert any("not valid" in note for note in outputs.notes)
 
 
 def test_one_bad_manifest_or_missing_object_never_hides_the_others(tmp_path, hostile):
@@ -286,12 +286,12 @@ def test_one_bad_manifest_or_missing_object_never_hides_the_others(tmp_path, hos
     (store / "other").write_bytes(b"1")
     (store / manifest.key(1)).write_text("{")
 
-    found = Outputs([OutputLocation("M", DirectoryStore(store), "")])
+    outputs = Outputs([OutputLocation("M", DirectoryStore(store), "")])
     with pytest.raises(StoreError, match="2 files are lost: M/damaged, M/missing; first: "):
-        found.download(tmp_path / "to")
+        outputs.download(tmp_path / "to")
 
     assert (tmp_path / "to/M/good").read_bytes() == b"0"
-    assert any("node-1.json" in note for note in found.notes)
+    assert any("node-1.json" in note for note in outputs.notes)
 
 
 def test_a_manifest_of_an_earlier_version_is_read(tmp_path, hostile):

@@ -93,7 +93,7 @@ class Log:
 
 def last_lines(pieces: list[LogPiece], number: int) -> list[tuple[int, bytes]]:
     """Return the last lines that begin, each with all of its parts, line by line."""
-    found: list[list[tuple[int, bytes]]] = []
+    by_line: list[list[tuple[int, bytes]]] = []
     unfinished: dict[tuple[int, int | None], list[tuple[int, bytes]]] = {}
     for node, data, _ in pieces:
         for text in data.splitlines(keepends=True):
@@ -101,11 +101,11 @@ def last_lines(pieces: list[LogPiece], number: int) -> list[tuple[int, bytes]]:
             line = unfinished.pop((node, rank), None)
             if line is None:
                 line = []
-                found.append(line)
+                by_line.append(line)
             line.append((node, text))
             if not part.endswith(b"\n"):
                 unfinished[node, rank] = line
-    return [text for line in found[max(0, len(found) - number) :] for text in line]
+    return [text for line in by_line[max(0, len(by_line) - number) :] for text in line]
 
 
 log_lines = st.sampled_from(
@@ -119,10 +119,10 @@ log_pieces = st.builds(
 @given(st.lists(log_pieces, max_size=12), st.integers(0, 9))
 @example([LogPiece(1, b"[0]+ c\n[1] b\n"), LogPiece(1, b"[0] a\n")], 1)
 def test_the_last_lines_are_whole_however_the_log_arrives(pieces: list[LogPiece], number: int):
-    found = LogFilter(tail=number).pieces(Log(pieces), follow=False)  # type: ignore[arg-type]
+    selected = LogFilter(tail=number).pieces(Log(pieces), follow=False)  # type: ignore[arg-type]
 
-    shown = [(piece.node, line) for piece in found for line in piece.data.splitlines(True)]
-    assert shown == last_lines(pieces, number)
+    node_lines = [(piece.node, line) for piece in selected for line in piece.data.splitlines(True)]
+    assert node_lines == last_lines(pieces, number)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,12 @@ def test_a_pattern_selects_the_same_lines_in_a_long_log(pattern: str, texts: lis
     data = [f"[0] {text}\n".encode() for text in texts]
     job: Any = Log([LogPiece(0, b"".join(data))])
 
-    found = LogFilter(pattern=Pattern(pattern)).pieces(job, follow=False)
+    selected = LogFilter(pattern=Pattern(pattern)).pieces(job, follow=False)
 
     expected = [
         line for line, text in zip(data, texts, strict=True) if re.search(pattern, text, re.ASCII)
     ]
-    assert b"".join(piece.data for piece in found) == b"".join(expected)
+    assert b"".join(piece.data for piece in selected) == b"".join(expected)
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+c$", "(.*)*(.*)*z", "(?:a|b)*a(?:a|b){300}c"])
@@ -148,6 +148,6 @@ def test_no_pattern_and_line_take_long_together(pattern: str):
     lines = [b"a" * 16000, b"ab" * 8000]
     job: Any = Log([LogPiece(0, b"".join(b"[0] %s\n" % line for line in lines))])
 
-    found = LogFilter(pattern=Pattern(pattern)).pieces(job, follow=False)
+    selected = LogFilter(pattern=Pattern(pattern)).pieces(job, follow=False)
 
-    assert not b"".join(piece.data for piece in found)
+    assert not b"".join(piece.data for piece in selected)

@@ -26,10 +26,10 @@ def test_a_pattern_finds_a_metric_by_rank():
     """Without a step, the values of each rank are numbered."""
     reader = MetricReader(LOSS)
 
-    found = reader.add(0, b"[0] epoch 1  loss 1.5\n[1] loss 2e-3\n[0] no metric\n[0] loss nan\n")
-    found += reader.add(0, b"[0] loss .5\njobentry: loss 9\n[1]+ loss 8\n") + reader.finish()
+    points = reader.add(0, b"[0] epoch 1  loss 1.5\n[1] loss 2e-3\n[0] no metric\n[0] loss nan\n")
+    points += reader.add(0, b"[0] loss .5\njobentry: loss 9\n[1]+ loss 8\n") + reader.finish()
 
-    assert [(point.rank, point.step, str(point.value)) for point in found] == [
+    assert [(point.rank, point.step, str(point.value)) for point in points] == [
         (0, 0, "1.5"), (1, 0, "0.002"), (0, 1, "nan"), (0, 2, "0.5"), (1, 1, "8.0"),
     ]  # fmt: skip
 
@@ -98,9 +98,9 @@ def test_letters_of_several_bytes_are_letters():
     """Also beside bytes that are not UTF-8."""
     reader = MetricReader({"loss": "损失.[:、]([0-9.]+)"})
 
-    found = reader.add(0, "[0] \udcff 损失é、0.5\n".encode("utf-8", "surrogateescape"))
+    points = reader.add(0, "[0] \udcff 损失é、0.5\n".encode("utf-8", "surrogateescape"))
 
-    assert [point.value for point in found] == [0.5]
+    assert [point.value for point in points] == [0.5]
 
 
 def test_a_pattern_may_name_the_value_and_the_step():
@@ -114,21 +114,21 @@ def test_a_pattern_may_name_the_value_and_the_step():
 def test_json_lines_are_metrics():
     reader = MetricReader({})
 
-    found = reader.add(0, b'[0] {"step": 7, "loss": 0.5, "lr": 1, "name": "a", "ok": true}\n')
-    found += reader.add(0, b'[0] {"loss": NaN}\n[0] {"loss": \n[0] {"loss": 1e999}\n')
+    points = reader.add(0, b'[0] {"step": 7, "loss": 0.5, "lr": 1, "name": "a", "ok": true}\n')
+    points += reader.add(0, b'[0] {"loss": NaN}\n[0] {"loss": \n[0] {"loss": 1e999}\n')
 
-    assert found[:2] == [MetricPoint("loss", 0, 7, 0.5), MetricPoint("lr", 0, 7, 1.0)]
-    assert math.isnan(found[2].value)
-    assert math.isinf(found[3].value)
+    assert points[:2] == [MetricPoint("loss", 0, 7, 0.5), MetricPoint("lr", 0, 7, 1.0)]
+    assert math.isnan(points[2].value)
+    assert math.isinf(points[3].value)
 
 
 def test_a_value_has_the_time_of_the_journal_before_it():
     reader = MetricReader(LOSS)
     sample = journal.MARK + journal.dump(Sample(at=100.0))
 
-    found = reader.add(0, b"[0] loss 3\n" + sample + b"[0] loss 2\n")
+    points = reader.add(0, b"[0] loss 3\n" + sample + b"[0] loss 2\n")
 
-    assert [point.at for point in found] == [None, 100.0]
+    assert [point.at for point in points] == [None, 100.0]
     assert reader.add(1, b"[1] loss 2\n")[0].at is None
 
 
@@ -185,14 +185,14 @@ def test_lines_with_metrics_are_searched_together_as_they_are_one_by_one(lines, 
         "b": r"(\S+)$",
         "c": r"x|(?:step (?P<step>\d+))? (\d)",
     }
-    found = []
+    points_of_runs = []
     for start in (b"[5] loss 1\n" * 50, b"[5]+ a part, so each line is searched on its own\n"):
         reader = MetricReader(patterns, detects=True)
         reader.add(0, b"[5] loss 1\n" * 50)
         points = reader.add(0, start + block)
-        found.append([repr(point) for point in points if point.rank != 5])
+        points_of_runs.append([repr(point) for point in points if point.rank != 5])
 
-    assert found[0] == found[1]
+    assert points_of_runs[0] == points_of_runs[1]
 
 
 def test_scalars_of_an_event_file_are_read():
@@ -227,22 +227,22 @@ def test_event_files_are_known_by_their_names():
 
 def test_journals_return_phases_ranks_and_resources():
     rank = RankSample(3, 99, 8, 0, "R", 1, 0)
-    found = Journals()
-    found.add(1, [
+    journals = Journals()
+    journals.add(1, [
         journal.dump(Phase("stage", 10.0)), b"junk",
         journal.dump(Phase("stage", 10.0, 12.5, 12.5, 30, 30)),
         journal.dump(Sample(at=20.0, memory=(5.0, 10.0), ranks=(rank,))),
     ])  # fmt: skip
 
-    (phase,) = found.phases
+    (phase,) = journals.phases
     assert (phase.node, phase.name, phase.done_bytes) == (1, "stage", 30)
     assert (phase.started_at, phase.ended_at) == (
         "1970-01-01T00:00:10.000Z",
         "1970-01-01T00:00:12.500Z",
     )
-    (point,) = found.ranks[3]
+    (point,) = journals.ranks[3]
     assert (point.at, point.node, point.sample.cpu_percent) == (20.0, 1, 99)
-    assert found.resources[1][0].memory == (5.0, 10.0)
+    assert journals.resources[1][0].memory == (5.0, 10.0)
 
 
 def test_a_series_has_a_gap_where_nothing_was_measured():
@@ -250,12 +250,12 @@ def test_a_series_has_a_gap_where_nothing_was_measured():
         Sample(at=1.0, memory=(5.0, 10.0)),
         Sample(at=2.0, devices=(Device("gpu", 0, 50.0, power_w=300.0),)),
     ]
-    found = dict(series(samples))
+    values_of = dict(series(samples))
 
-    assert found["memory_mib"] == (5.0, None)
-    assert found["gpu0_utilisation_percent"] == (None, 50.0)
-    assert found["oom_kills"] == (0, 0)
-    assert "rdma_sent_kib_s" not in found
+    assert values_of["memory_mib"] == (5.0, None)
+    assert values_of["gpu0_utilisation_percent"] == (None, 50.0)
+    assert values_of["oom_kills"] == (0, 0)
+    assert "rdma_sent_kib_s" not in values_of
 
 
 @pytest.mark.parametrize("text", ["(", "loss"])
@@ -270,18 +270,18 @@ def test_the_metrics_of_a_job_are_a_table_of_pandas_by_field(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Without pandas, the error says how to install it."""
-    found = Metrics([MetricPoint("loss", 1, 0, 9.0), MetricPoint("loss", 0, 0, 2.0)])
-    assert found.last() == {"loss": 2.0}
+    metrics = Metrics([MetricPoint("loss", 1, 0, 9.0), MetricPoint("loss", 0, 0, 2.0)])
+    assert metrics.last() == {"loss": 2.0}
     # Only the constructor matters: it gets the columns.
     (tmp_path / "pandas.py").write_text("class DataFrame(dict):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "pandas", raising=False)
-    table = found.to_pandas()
+    table = metrics.to_pandas()
 
     assert list(table) == list(MetricPoint._fields)
     assert (table["rank"], table["value"]) == ([1, 0], [9.0, 2.0])
 
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UsageError, match="making a table of metrics") as caught:
-        found.to_pandas()
+        metrics.to_pandas()
     assert caught.value.hint == "pip install pandas"

@@ -70,8 +70,12 @@ def test_small_files_are_fetched_many_at_a_time(tmp_path: Path, size_bytes: int)
         path = tmp_path / "to" / "model" / name
         assert (path.read_bytes(), path.stat().st_mtime_ns) == (data, 10**18)
     (tmp_path / "like any other").mkdir()
-    made = [tmp_path / "like any other", *(tmp_path / "to").rglob("folder-*"), tmp_path / "to"]
-    assert len({folder.stat().st_mode for folder in made}) == 1
+    new_folders = [
+        tmp_path / "like any other",
+        *(tmp_path / "to").rglob("folder-*"),
+        tmp_path / "to",
+    ]
+    assert len({folder.stat().st_mode for folder in new_folders}) == 1
 
 
 def test_a_file_that_does_not_match_its_manifest_is_an_error(tmp_path: Path):
@@ -118,11 +122,11 @@ def test_a_file_is_read_piece_by_piece(
 ):
     monkeypatch.setattr(outputs, "_PIECE_BYTES", 4)
     data = bytes(range(size_bytes))
-    found = Outputs([store_output(DirectoryStore(tmp_path), {"a": b"", "b": data})])
+    stored = Outputs([store_output(DirectoryStore(tmp_path), {"a": b"", "b": data})])
 
-    empty, file = found
-    assert b"".join(found.read(file)) == data
-    assert b"".join(found.read(empty)) == b""
+    empty, file = stored
+    assert b"".join(stored.read(file)) == data
+    assert b"".join(stored.read(empty)) == b""
 
 
 def test_a_file_that_does_not_match_its_manifest_is_not_read_to_its_end(
@@ -130,9 +134,9 @@ def test_a_file_that_does_not_match_its_manifest_is_not_read_to_its_end(
 ):
     monkeypatch.setattr(outputs, "_PIECE_BYTES", 4)
     store = DirectoryStore(tmp_path)
-    found = Outputs([store_output(store, {"weights": b"12345678"})])
+    stored = Outputs([store_output(store, {"weights": b"12345678"})])
     store.put_bytes(b"12345679", "out/weights")
-    pieces = found.read(next(iter(found)))
+    pieces = stored.read(next(iter(stored)))
 
     assert next(pieces) == b"1234"
     with pytest.raises(StoreError, match="does not match its manifest"):
@@ -164,9 +168,9 @@ def test_a_file_that_one_node_reports_as_incomplete_is_incomplete(tmp_path: Path
     put_manifest(store, file, StoredFile("whole", "whole", 1, "0" * 64, 1))
     put_manifest(store, file._replace(is_incomplete=False), node=1)
 
-    found = outputs.find(OutputLocation("model", store, "out/"))
+    files = outputs.find(OutputLocation("model", store, "out/"))
 
-    assert [(file.name, file.is_incomplete) for file in found] == [
+    assert [(file.name, file.is_incomplete) for file in files] == [
         ("model/half", True),
         ("model/whole", False),
     ]

@@ -79,9 +79,9 @@ def test_the_table_and_the_findings_are_printed(capsys: pytest.CaptureFixture[st
 def test_the_report_is_one_json_object(capsys: pytest.CaptureFixture[str]):
     command.show(REPORT, is_json=True)
 
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["nodes"][1] == {"node": "1", "host": "w1", "result": "FAULT"}
-    assert shown["findings"][0] == {
+    values = json.loads(capsys.readouterr().out)
+    assert values["nodes"][1] == {"node": "1", "host": "w1", "result": "FAULT"}
+    assert values["findings"][0] == {
         **{"weight": "fault", "subject": "network", "nodes": [1]},
         **{"text": "no answer on eth0", "hint": "a firewall?"},
     }

@@ -39,23 +39,23 @@ def take(head: Head, seconds: float) -> profile.JobProfile:
 
 
 def test_the_pieces_of_a_profile_are_merged():
-    found = take(head := Head(PIECE, PIECE, PIECE._replace(seconds=2.0)), 12.0)
+    merged = take(head := Head(PIECE, PIECE, PIECE._replace(seconds=2.0)), 12.0)
 
     assert [each["seconds"] for each in head.asked] == [5.0, 5.0, 2.0]
-    assert (found.rank, found.node, found.seconds, found.looks, found.missed) == (
+    assert (merged.rank, merged.node, merged.seconds, merged.looks, merged.missed) == (
         1,
         2,
         12.0,
         150,
         6,
     )
-    assert found.waits == {"computes": 0.8, "waits for other ranks": 0.2}
-    assert [(call.function, share) for call, share in found.functions] == [
+    assert merged.waits == {"computes": 0.8, "waits for other ranks": 0.2}
+    assert [(call.function, share) for call, share in merged.functions] == [
         ("augment", 0.8),
         ("step", 0.2),
     ]
-    assert found.cpu_percent == pytest.approx(100 * 0.15 / 12)
-    assert not found.has_ended
+    assert merged.cpu_percent == pytest.approx(100 * 0.15 / 12)
+    assert not merged.has_ended
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_the_pieces_of_a_profile_are_merged():
     ids=["the head is gone", "the rank is gone", "the rank ended"],
 )
 def test_what_was_seen_before_the_end_is_kept(last):
-    found = take(Head(PIECE, *last), 600.0)
+    merged = take(Head(PIECE, *last), 600.0)
 
-    assert found.has_ended
-    assert found.looks >= 50
-    assert "The rank ended meanwhile" in found.html()
+    assert merged.has_ended
+    assert merged.looks >= 50
+    assert "The rank ended meanwhile" in merged.html()
 
 
 @pytest.mark.parametrize("pieces", [(), (PIECE._replace(problem="it runs no CPython"),)])

@@ -33,15 +33,15 @@ def merge(*processes: ProcessStacks) -> JobStacks:
 def test_the_odd_rank_comes_first() -> None:
     ranks = [process(rank, REDUCE, MAIN, state="RS"[rank % 2]) for rank in (0, 1, 3)]
 
-    found = merge(*ranks, process(2, LOAD, MAIN, waits_in="wait_for_partner"))
+    stacks = merge(*ranks, process(2, LOAD, MAIN, waits_in="wait_for_partner"))
 
-    assert [group.ranks for group in found.groups] == [(2,), (0, 1, 3)]
-    assert [group.nodes for group in found.groups] == [(1,), (0, 1)]
-    assert found.groups[0].does == "opening a pipe that no other process has opened"
-    assert found.groups[1].does == "waiting for other ranks"
-    assert (found.odd_ranks, found.waiting_ranks) == ((2,), (0, 1, 3))
-    assert found.conclusion == "Ranks 0-1,3 wait for others; rank 2 does not."
-    assert [group.who for group in found.groups] == ["rank 2 on node 1", "ranks 0-1,3"]
+    assert [group.ranks for group in stacks.groups] == [(2,), (0, 1, 3)]
+    assert [group.nodes for group in stacks.groups] == [(1,), (0, 1)]
+    assert stacks.groups[0].does == "opening a pipe that no other process has opened"
+    assert stacks.groups[1].does == "waiting for other ranks"
+    assert (stacks.odd_ranks, stacks.waiting_ranks) == ((2,), (0, 1, 3))
+    assert stacks.conclusion == "Ranks 0-1,3 wait for others; rank 2 does not."
+    assert [group.who for group in stacks.groups] == ["rank 2 on node 1", "ranks 0-1,3"]
 
 
 def test_nobody_is_named_if_all_wait_or_most_do_not() -> None:
@@ -52,44 +52,44 @@ def test_nobody_is_named_if_all_wait_or_most_do_not() -> None:
 
 
 def test_one_rank_waits_for_another() -> None:
-    found = merge(process(0, REDUCE), process(1, LOAD))
+    stacks = merge(process(0, REDUCE), process(1, LOAD))
 
-    assert found.conclusion == "Rank 0 waits for others; rank 1 does not."
+    assert stacks.conclusion == "Rank 0 waits for others; rank 1 does not."
 
 
 def test_ranks_in_different_collectives_are_two_groups() -> None:
     barrier = Frame("train.py", 44, "train_step", "comm.Barrier()")
 
-    found = merge(process(0, REDUCE), process(1, barrier), process(2, REDUCE))
+    stacks = merge(process(0, REDUCE), process(1, barrier), process(2, REDUCE))
 
-    assert [group.ranks for group in found.groups] == [(1,), (0, 2)]
-    assert found.odd_ranks == ()
+    assert [group.ranks for group in stacks.groups] == [(1,), (0, 2)]
+    assert stacks.odd_ranks == ()
 
 
 def test_a_stopped_rank_that_was_in_a_collective_is_apart() -> None:
-    found = merge(process(0, REDUCE), process(1, REDUCE, state="T"))
+    stacks = merge(process(0, REDUCE), process(1, REDUCE, state="T"))
 
-    assert {group.ranks: group.does for group in found.groups} == {
+    assert {group.ranks: group.does for group in stacks.groups} == {
         (0,): "waiting for other ranks",
         (1,): "stopped by a signal",
     }
-    assert found.odd_ranks == (1,)
+    assert stacks.odd_ranks == (1,)
 
 
 def test_children_come_after_the_ranks_and_name_nobody() -> None:
-    found = merge(
+    stacks = merge(
         process(0, LOAD, number=7, child="python worker 1"),
         process(1, LOAD, number=8, child="python worker 1"),
         process(0, REDUCE),
         process(1, REDUCE),
     )
 
-    assert [(group.ranks, group.command) for group in found.groups] == [
+    assert [(group.ranks, group.command) for group in stacks.groups] == [
         ((0, 1), ""),
         ((0, 1), "python worker 1"),
     ]
-    assert found.groups[1].processes == (7, 8)
-    assert found.odd_ranks == ()
+    assert stacks.groups[1].processes == (7, 8)
+    assert stacks.odd_ranks == ()
 
 
 def test_other_threads_come_after_main_threads() -> None:
@@ -97,9 +97,9 @@ def test_other_threads_come_after_main_threads() -> None:
         ThreadStack(100, "S", "futex_wait_queue", False, (MAIN,)),
         ThreadStack(101, "S", "hrtimer_nanosleep", False, (LOAD,)),
     )
-    found = merge(ProcessStacks(0, 0, 100, "python", True, threads))
+    stacks = merge(ProcessStacks(0, 0, 100, "python", True, threads))
 
-    assert [(group.is_main, group.does) for group in found.groups] == [
+    assert [(group.is_main, group.does) for group in stacks.groups] == [
         (True, "waiting for a lock or another thread"),
         (False, "sleeping"),
     ]

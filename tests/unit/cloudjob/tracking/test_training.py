@@ -32,9 +32,9 @@ from cloudjob.tracking.training import Count, Line, Training, counters, read
 def test_epochs_and_steps_count_with_their_totals(
     text: str, epochs: Count | None, steps: Count | None
 ):
-    found = counters(text)
+    count = counters(text)
 
-    assert (found.epochs, found.steps) == (epochs, steps)
+    assert (count.epochs, count.steps) == (epochs, steps)
 
 
 @pytest.mark.parametrize(
@@ -55,48 +55,48 @@ def lines(*pairs: tuple[float, str]) -> list[Line]:
 
 
 def test_the_time_left_follows_from_the_times_of_the_lines():
-    found = read(lines((100, "step 10/100"), (110, "a message"), (120, "step 30/100")))
+    progress = read(lines((100, "step 10/100"), (110, "a message"), (120, "step 30/100")))
 
-    assert found == Training(
+    assert progress == Training(
         steps=Count(30, 100), share=0.3, left_s=pytest.approx(70), rate="1 steps/s"
     )
 
 
 def test_steps_belong_to_the_epoch_before_them():
-    found = read(lines((100, "Epoch 1/4"), (110, "50/100 [==>..]"), (120, "Epoch 2/4"),
+    progress = read(lines((100, "Epoch 1/4"), (110, "50/100 [==>..]"), (120, "Epoch 2/4"),
                        (130, "50/100 [==>..]")))  # fmt: skip
 
-    assert found.epochs == Count(2, 4)
-    assert found.steps == Count(50, 100)
-    assert found.share == pytest.approx(0.375)
-    assert found.left_s == pytest.approx(50)
+    assert progress.epochs == Count(2, 4)
+    assert progress.steps == Count(50, 100)
+    assert progress.share == pytest.approx(0.375)
+    assert progress.left_s == pytest.approx(50)
 
 
 def test_steps_that_a_new_epoch_does_not_begin_anew_count_through_all_epochs():
-    found = read(lines((100, "epoch 1/2 step 90/400"), (110, "epoch 1/2 step 190/400"),
+    progress = read(lines((100, "epoch 1/2 step 90/400"), (110, "epoch 1/2 step 190/400"),
                        (120, "epoch 2/2 step 290/400")))  # fmt: skip
 
-    assert (found.epochs, found.steps) == (Count(2, 2), Count(290, 400))
-    assert (found.share, found.rate) == (pytest.approx(0.725), "10 steps/s")
-    assert found.left_s == pytest.approx(11)
+    assert (progress.epochs, progress.steps) == (Count(2, 2), Count(290, 400))
+    assert (progress.share, progress.rate) == (pytest.approx(0.725), "10 steps/s")
+    assert progress.left_s == pytest.approx(11)
 
 
 def test_a_result_of_an_epoch_ends_its_steps():
-    found = read(lines((0, "Epoch 1/4 step 9/10"), (0, "epoch 2/4 val_loss 0.5")))
+    progress = read(lines((0, "Epoch 1/4 step 9/10"), (0, "epoch 2/4 val_loss 0.5")))
 
-    assert (found.epochs, found.steps, found.share) == (Count(2, 4), None, 0.5)
+    assert (progress.epochs, progress.steps, progress.share) == (Count(2, 4), None, 0.5)
 
 
 def test_the_bar_of_one_epoch_tells_only_how_long_that_takes():
-    found = read(lines((0, "Epoch 3:  25%|██ | 25/100 [00:10<00:30,  2.50it/s]")))
+    progress = read(lines((0, "Epoch 3:  25%|██ | 25/100 [00:10<00:30,  2.50it/s]")))
 
-    assert (found.left_s, found.is_left_in_epoch, found.rate) == (30, True, "2.50 it/s")
+    assert (progress.left_s, progress.is_left_in_epoch, progress.rate) == (30, True, "2.50 it/s")
 
 
 def test_the_bar_of_all_steps_tells_how_long_they_take():
-    found = read(lines((0, "25%|██ | 25/100 [00:10<1:00:30, 2.50it/s]")))
+    progress = read(lines((0, "25%|██ | 25/100 [00:10<1:00:30, 2.50it/s]")))
 
-    assert (found.left_s, found.is_left_in_epoch) == (3630, False)
+    assert (progress.left_s, progress.is_left_in_epoch) == (3630, False)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_the_bar_of_all_steps_tells_how_long_they_take():
     ],
 )
 def test_without_a_speed_nothing_is_said_about_the_time_left(pairs: list[tuple[float, str]]):
-    found = read(lines(*pairs))
+    progress = read(lines(*pairs))
 
-    assert found.steps is not None
-    assert (found.left_s, found.rate) == (None, "")
+    assert progress.steps is not None
+    assert (progress.left_s, progress.rate) == (None, "")
 
 
 def test_a_log_without_totals_says_nothing():

@@ -62,10 +62,10 @@ def ended(native: Ended, outcome: Outcome | None, lines: tuple[str, ...] = ()) -
 def test_record_and_platform_decide_together_how_a_job_ended(
     native: Ended, outcome: Outcome | None, state: JobState, code: int, cause: Cause | None
 ):
-    found = ended(native, outcome)
+    status = ended(native, outcome)
 
-    assert (found.state, found.exit_code, found.cause) == (state, code, cause)
-    assert (found.failure is None) == (found.state is JobState.SUCCEEDED or outcome == Outcome(1))
+    assert (status.state, status.exit_code, status.cause) == (state, code, cause)
+    assert (status.failure is None) == (status.state is JobState.SUCCEEDED or outcome == Outcome(1))
 
 
 def test_a_recorded_failure_is_carried_unchanged():
@@ -77,10 +77,10 @@ def test_a_cancelled_job_blames_no_node():
 
 
 def test_a_stop_that_is_no_cancel_is_explained():
-    found = ended(replace(BROKEN, stop=Stop.OUTSIDE), STOPPED)
+    status = ended(replace(BROKEN, stop=Stop.OUTSIDE), STOPPED)
 
     message = "stopped from outside with SIGTERM, but the job was not cancelled"
-    assert found.failure == SIGNALLED._replace(message=message)
+    assert status.failure == SIGNALLED._replace(message=message)
 
 
 def test_a_record_of_an_earlier_attempt_does_not_count():
@@ -91,16 +91,16 @@ def test_a_record_of_an_earlier_attempt_does_not_count():
 
 def test_the_platforms_reason_replaces_the_guess():
     failure = Failure(1, message=f"killed by SIGKILL{exits.MEMORY_GUESS}")
-    found = ended(replace(BROKEN, reason="out of memory"), Outcome(137, Cause.USER, failure))
+    status = ended(replace(BROKEN, reason="out of memory"), Outcome(137, Cause.USER, failure))
 
-    assert found.failure == failure._replace(message="killed by SIGKILL (out of memory)")
+    assert status.failure == failure._replace(message="killed by SIGKILL (out of memory)")
 
 
 def test_a_node_that_never_joined_is_explained_by_its_own_log():
     failure = node_end.failure(1, "w-1", 125)
-    found = ended(BROKEN, Outcome(125, Cause.ENTRY, failure), ("no space left",))
+    status = ended(BROKEN, Outcome(125, Cause.ENTRY, failure), ("no space left",))
 
-    assert found.failure == failure._replace(last_lines=("no space left",))
+    assert status.failure == failure._replace(last_lines=("no space left",))
 
 
 def test_a_cancelled_job_whose_frozen_head_was_killed_has_the_code_of_a_cancel():
@@ -124,9 +124,9 @@ def test_the_record_decides_alone_if_the_platform_cannot_be_queried(
     outcome: Outcome | None, retries: int, expected: Cause | None
 ):
     record = None if outcome is None else ExitRecord("train-1", outcome)
-    found = verdict.ended_elsewhere(record, {"retries": retries})
+    status = verdict.ended_elsewhere(record, {"retries": retries})
 
-    assert (found and found.cause) == expected
+    assert (status and status.cause) == expected
 
 
 @pytest.mark.parametrize("cause", Cause)

@@ -198,9 +198,9 @@ def test_a_node_without_a_given_number_has_a_slot_for_each_gpu_or_npu():
     ],
 )
 def test_an_invalid_number_is_reported(name: str, text: str):
-    shown = text if len(text) <= 80 else text[:80] + "…"
+    beginning = text if len(text) <= 80 else text[:80] + "…"
 
-    assert problems({name: text}) == ["%s=%r is not a whole number" % (name, shown)]
+    assert problems({name: text}) == ["%s=%r is not a whole number" % (name, beginning)]
 
 
 @pytest.mark.parametrize("text", ["0", "00", "000000000"])
@@ -239,18 +239,20 @@ def test_an_invalid_variable_name_is_reported(name: str, text: str):
 )
 @pytest.mark.parametrize("name", ["CLOUDJOB_INPUTS", "CLOUDJOB_OUTPUTS"])
 def test_invalid_json_is_reported(name: str, text: str):
-    shown = text if len(text) <= 80 else text[:80] + "…"
+    beginning = text if len(text) <= 80 else text[:80] + "…"
 
-    assert problems({name: text}) == ["%s=%r is not a JSON object of strings" % (name, shown)]
+    assert problems({name: text}) == ["%s=%r is not a JSON object of strings" % (name, beginning)]
 
 
 @pytest.mark.parametrize("key", ["", "a=b", "../../etc", "a b", "a\\u0000b"])
 @pytest.mark.parametrize("name", ["CLOUDJOB_INPUTS", "CLOUDJOB_OUTPUTS"])
 def test_an_input_must_be_a_variable_name(name: str, key: str):
     """The name of an input becomes a variable of the ranks, and a part of a path."""
-    found = problems({name: '{"%s": "file:///x"}' % key})
+    problems_there = problems({name: '{"%s": "file:///x"}' % key})
 
-    assert found == ["%s: %r is not a variable name" % (name, key.replace("\\u0000", "\0"))]
+    assert problems_there == [
+        "%s: %r is not a variable name" % (name, key.replace("\\u0000", "\0"))
+    ]
 
 
 @pytest.mark.parametrize("text", ["-a", "a b", "a/b", "../x", "a;b", "a\nb", "a:b", "é"])
@@ -269,14 +271,14 @@ def test_invalid_host_names_are_reported(text: str):
 
 
 @pytest.mark.parametrize(
-    "made", [{"MA_VJ_NAME": "-oProxyCommand=x"}, {"MA_VJ_NAME": "j", "MA_TASK_NAME": "a b"}]
+    "environ", [{"MA_VJ_NAME": "-oProxyCommand=x"}, {"MA_VJ_NAME": "j", "MA_TASK_NAME": "a b"}]
 )
-def test_invalid_host_names_made_from_the_pattern_are_reported(made: dict[str, str]):
-    found = problems({"CLOUDJOB_JOB": "good", "MA_NUM_HOSTS": "2", **made})
+def test_invalid_host_names_made_from_the_pattern_are_reported(environ: dict[str, str]):
+    problems_there = problems({"CLOUDJOB_JOB": "good", "MA_NUM_HOSTS": "2", **environ})
 
-    assert found == [
+    assert problems_there == [
         "MA_VJ_NAME=%r and MA_TASK_NAME=%r do not form a host name"
-        % (made["MA_VJ_NAME"], made.get("MA_TASK_NAME", "worker"))
+        % (environ["MA_VJ_NAME"], environ.get("MA_TASK_NAME", "worker"))
     ]
 
 
@@ -306,7 +308,7 @@ def test_nodes_without_host_names_are_reported(count: str):
 
 def test_all_problems_are_reported_at_once():
     """A user must not have to submit five times to find five errors."""
-    found = problems(
+    problems_there = problems(
         {
             "VC_WORKER_HOSTS": "a,-b",
             "MA_NUM_HOSTS": "3",
@@ -321,7 +323,7 @@ def test_all_problems_are_reported_at_once():
         }
     )
 
-    assert sorted(found) == sorted(
+    assert sorted(problems_there) == sorted(
         [
             "VC_WORKER_HOSTS='a,-b' is not a list of hosts",
             "VC_WORKER_HOSTS lists 2 hosts, but there should be 3",
@@ -345,12 +347,12 @@ def test_any_environment_is_read_or_reported(environ: dict[str, str]):
     try:
         node = env.read(environ)
     except EnvError as error:
-        found = error.problems
+        problems_there = error.problems
     else:
-        found = ["none"]
+        problems_there = ["none"]
         assert env.read(env.write(node)) == node
-    assert found
-    assert all(found)
+    assert problems_there
+    assert all(problems_there)
 
 
 def test_the_head_carries_variables_that_are_the_same_on_all_nodes():

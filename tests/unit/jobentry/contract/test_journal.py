@@ -29,7 +29,7 @@ RANKS = st.lists(
     ),
     max_size=6,
     unique_by=lambda sample: sample.rank,
-).map(lambda found: tuple(sorted(found)))  # fmt: skip
+).map(lambda ranks_drawn: tuple(sorted(ranks_drawn)))  # fmt: skip
 DEVICES = st.builds(
     Device, st.sampled_from(["gpu", "npu"]), st.integers(0, 15), *[st.none() | TENTHS] * 6,
     st.none() | COUNTS, COUNTS,
@@ -106,14 +106,14 @@ def test_a_script_cannot_print_an_entry(printed: list[bytes], entries: list[jour
     forged = journal.MARK + b'{"phase":"run","from":1,"to":2}\n'
     dumped = [journal.dump(entry) for entry in entries]
     data = b"".join(journal.MARK + line for line in dumped)
-    shown = b""
+    output = b""
     for text in [*printed, forged, b"\r" + forged]:
         whole = text.replace(b"\n", b"") + b"\n"
-        shown += lines.write(7, whole)[0] + lines.write_part(7, text.rstrip(b"\n"))
+        output += lines.write(7, whole)[0] + lines.write_part(7, text.rstrip(b"\n"))
 
-    others, found = journal.split(shown + data)
+    others, journal_lines = journal.split(output + data)
 
-    assert (others, found) == (shown, [line[:-1] for line in dumped])
+    assert (others, journal_lines) == (output, [line[:-1] for line in dumped])
 
 
 @given(st.lists(PHASES | SAMPLES, max_size=5))

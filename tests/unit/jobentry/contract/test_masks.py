@@ -34,12 +34,12 @@ def test_a_mark_in_one_piece_masks_the_line_in_the_next():
     splitter = masks.Splitter()
     mark, line = stream_of(3, b"my secret\n").splitlines(keepends=True)
 
-    shown = [
+    outputs = [
         splitter.split(piece)
         for piece in (mark, b"jobentry: my secret\n[13] my secret\n", line, line)
     ]
 
-    assert shown == [
+    assert outputs == [
         (b"", []),
         (b"jobentry: my secret\n[13] my secret\n", []),
         (b"[3] my ***\n", []),
@@ -65,9 +65,9 @@ def test_a_line_full_of_secrets_has_a_short_mark():
 def test_a_line_that_the_platform_has_changed_is_masked_as_a_whole():
     text = stream_of(0, b"\xff secret\nnext\n")
 
-    shown, _ = masks.Splitter().split(text.replace(b"\xff", "\ufffd".encode()))
+    output, _ = masks.Splitter().split(text.replace(b"\xff", "\ufffd".encode()))
 
-    assert shown == b"[0] ***\n[0] next\n"
+    assert output == b"[0] ***\n[0] next\n"
 
 
 @given(st.binary(max_size=40))
@@ -75,6 +75,6 @@ def test_damaged_marks_do_not_affect_other_lines(junk: bytes):
     junk = junk.replace(b"\n", b"")
     text = journal.MARK + b'{"mask":[3' + junk + b"\n[3] kept\n[4] kept\n"
 
-    shown, _ = masks.Splitter().split(text)
+    output, _ = masks.Splitter().split(text)
 
-    assert shown.endswith(b"[4] kept\n")
+    assert output.endswith(b"[4] kept\n")

@@ -18,38 +18,38 @@ def signature(request: sigv4.Request) -> str:
 def test_the_documented_get_request_has_its_signature():
     headers = {"Host": "examplebucket.s3.amazonaws.com", "Range": "bytes=0-9"}
 
-    found = signature(sigv4.Request("GET", "/test.txt", (), headers))
+    signed = signature(sigv4.Request("GET", "/test.txt", (), headers))
 
-    assert found == "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
+    assert signed == "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
 
 
 def test_the_documented_list_request_has_its_signature():
     headers = {"Host": "examplebucket.s3.amazonaws.com"}
     query = (("prefix", "J"), ("max-keys", "2"))
 
-    found = signature(sigv4.Request("GET", "/", query, headers))
+    signed = signature(sigv4.Request("GET", "/", query, headers))
 
-    assert found == "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"
+    assert signed == "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"
 
 
 def test_a_query_parameter_may_have_no_value():
     headers = {"Host": "examplebucket.s3.amazonaws.com"}
 
-    found = signature(sigv4.Request("GET", "/", (("lifecycle", ""),), headers))
+    signed = signature(sigv4.Request("GET", "/", (("lifecycle", ""),), headers))
 
-    assert found == "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543"
+    assert signed == "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543"
 
 
 def test_each_day_region_and_key_has_its_own_signing_key():
     request = sigv4.Request("GET", "/", (), {"Host": "host"})
-    made = {
+    keys = {
         sigv4.headers(request, sigv4.Keys("AK", secret), sigv4.Scope(region, at))["authorization"]
         for secret in ("one", "two")
         for region in ("a", "b")
         for at in (AT, "20130525T000000Z")
     }
 
-    assert len(made) == 8
+    assert len(keys) == 8
 
 
 def test_the_repr_of_keys_hides_the_secret():

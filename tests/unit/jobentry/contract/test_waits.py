@@ -95,11 +95,11 @@ def test_native_calls_say_what_a_program_waits_for(functions, expected):
 def test_a_process_with_a_device_waits_for_it_where_it_reads_a_value_back(source: str, state: str):
     frames = (call("a.py", source=source), MAIN)
 
-    def found(*, uses_device: bool) -> Wait:
+    def wait_now(*, uses_device: bool) -> Wait:
         return cause_of(ThreadStack(7, state, "", False, frames, uses_device)).wait
 
-    assert found(uses_device=True) is Wait.DEVICE
-    assert found(uses_device=False) is not Wait.DEVICE
+    assert wait_now(uses_device=True) is Wait.DEVICE
+    assert wait_now(uses_device=False) is not Wait.DEVICE
 
 
 @pytest.mark.parametrize(

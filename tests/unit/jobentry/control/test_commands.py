@@ -68,14 +68,14 @@ class Head:
 def head(tmp_path: Path) -> Iterator[Head]:
     """A head; its agents are killed after the test."""
     with signals_restored():
-        made = Head(tmp_path)
-        yield made
-    for process in made.agents:
+        new_head = Head(tmp_path)
+        yield new_head
+    for process in new_head.agents:
         assert process.stdout is not None
         process.kill()
         process.wait()
         process.stdout.close()
-    made.loop.relay.finish()
+    new_head.loop.relay.finish()
 
 
 @pytest.mark.parametrize(
@@ -216,13 +216,13 @@ def test_only_the_daemons_of_this_node_are_ended(daemon: str, until: Callable[..
         until(lambda: str(exe.readlink()) == daemon)
         return process
 
-    own, other_node = start(), start(node_dir=f"{NODE_DIR}-2")
+    this_node, other_node = start(), start(node_dir=f"{NODE_DIR}-2")
     other_job = start(*ELSEWHERE)
     try:
-        assert commands.end_daemons(NODE_DIR) == [own.pid]
-        assert own.wait(30) == -9
+        assert commands.end_daemons(NODE_DIR) == [this_node.pid]
+        assert this_node.wait(30) == -9
         assert (other_node.poll(), other_job.poll()) == (None, None)
     finally:
-        for process in (own, other_node, other_job):
+        for process in (this_node, other_node, other_job):
             process.kill()
             process.wait()

@@ -49,14 +49,14 @@ def idles(
 
 def busies(rank: int, still_s: float, place: Frame = LOAD, **more: float) -> Standing:
     """Return a rank that computes at one place."""
-    found = idles(rank, still_s, Wait.NOTHING, place, **{"cpu_percent": 99, **more})
-    return found._replace(activity=Activity.BUSY)
+    standing = idles(rank, still_s, Wait.NOTHING, place, **{"cpu_percent": 99, **more})
+    return standing._replace(activity=Activity.BUSY)
 
 
 def stopped(rank: int, still_s: float) -> Standing:
     """Return a rank that a signal has stopped."""
-    found = idles(rank, still_s, Wait.STOPPED)
-    return found._replace(activity=Activity.GONE)
+    standing = idles(rank, still_s, Wait.STOPPED)
+    return standing._replace(activity=Activity.GONE)
 
 
 def verdict(*standing: Standing, ranks: int = 4) -> Hang | None:
@@ -145,12 +145,12 @@ def test_a_single_rank_that_sleeps_between_polls_is_no_hang():
 
 def test_a_long_evaluation_is_at_most_a_notice_of_low_confidence():
     """N1: the text says that the rank may only be slow, and the job is never ended for it."""
-    found = verdict(busies(0, 11 * MINUTE), *others(11 * MINUTE, but=0))
+    hang_now = verdict(busies(0, 11 * MINUTE), *others(11 * MINUTE, but=0))
 
-    assert named(found) == (Rule.ONE_BUSY, (0,))
-    assert found is not None
-    assert found.confidence is Confidence.LOW
-    assert not found.may_stop
+    assert named(hang_now) == (Rule.ONE_BUSY, (0,))
+    assert hang_now is not None
+    assert hang_now.confidence is Confidence.LOW
+    assert not hang_now.may_stop
 
 
 # ---- hangs ---------------------------------------------------------------------------------------
@@ -158,32 +158,36 @@ def test_a_long_evaluation_is_at_most_a_notice_of_low_confidence():
 
 def test_a_rank_that_idles_while_the_others_wait_is_named_even_if_a_thread_prints():
     """N8: a progress bar that another thread prints does not hide the hang."""
-    found = verdict(idles(2, 130), *others(130, but=2, quiet_s=1.0))
+    hang_now = verdict(idles(2, 130), *others(130, but=2, quiet_s=1.0))
 
-    assert named(found) == (Rule.ONE_IDLE, (2,))
-    assert found is not None
-    assert found.groups[0].place == LOAD
-    assert found.groups[1].ranks == (0, 1, 3)
-    assert found.lasted_s == 130
-    assert found.may_stop
+    assert named(hang_now) == (Rule.ONE_IDLE, (2,))
+    assert hang_now is not None
+    assert hang_now.groups[0].place == LOAD
+    assert hang_now.groups[1].ranks == (0, 1, 3)
+    assert hang_now.lasted_s == 130
+    assert hang_now.may_stop
 
 
 def test_a_stopped_rank_is_certain_after_half_a_minute():
     assert verdict(stopped(1, 20), *others(31, but=1)) is None
-    found = verdict(stopped(1, 31), *others(31, but=1))
+    hang_now = verdict(stopped(1, 31), *others(31, but=1))
 
-    assert named(found) == (Rule.STOPPED, (1,))
-    assert found is not None
-    assert found.confidence is Confidence.CERTAIN
+    assert named(hang_now) == (Rule.STOPPED, (1,))
+    assert hang_now is not None
+    assert hang_now.confidence is Confidence.CERTAIN
     assert named(verdict(stopped(0, 31), ranks=1)) == (Rule.STOPPED, (0,))
 
 
 def test_ranks_in_different_collectives_wait_for_each_other():
-    found = verdict(waits(0, 125), waits(1, 125, BARRIER, "barrier"), ranks=2)
+    hang_now = verdict(waits(0, 125), waits(1, 125, BARRIER, "barrier"), ranks=2)
 
-    assert found is not None
-    assert (found.rule, found.confidence, found.named) == (Rule.DEADLOCK, Confidence.HIGH, 0)
-    assert [group.place for group in found.groups] == [REDUCE, BARRIER]
+    assert hang_now is not None
+    assert (hang_now.rule, hang_now.confidence, hang_now.named) == (
+        Rule.DEADLOCK,
+        Confidence.HIGH,
+        0,
+    )
+    assert [group.place for group in hang_now.groups] == [REDUCE, BARRIER]
 
 
 def test_ranks_that_start_late_get_the_time_of_a_start_before_others_are_said_to_deadlock():
@@ -210,11 +214,11 @@ def test_no_rank_is_named_if_all_wait_in_calls_that_belong_together(
         waits(rank, 125, Frame("a.py", lines[rank], "f"), operations[rank]) for rank in range(2)
     ]
 
-    found = verdict(*standing, ranks=2)
+    hang_now = verdict(*standing, ranks=2)
 
-    assert named(found) == (Rule.ALL_WAIT, ())
-    assert found is not None
-    assert not found.may_stop
+    assert named(hang_now) == (Rule.ALL_WAIT, ())
+    assert hang_now is not None
+    assert not hang_now.may_stop
 
 
 def test_a_rank_that_does_not_join_is_named_after_five_minutes():
@@ -227,9 +231,9 @@ def test_a_rank_that_does_not_join_is_named_after_five_minutes():
 
 
 def test_no_rank_is_named_if_too_few_wait():
-    found = verdict(waits(0, 400), *(idles(rank, 400) for rank in (1, 2, 3)))
+    hang_now = verdict(waits(0, 400), *(idles(rank, 400) for rank in (1, 2, 3)))
 
-    assert named(found) == (Rule.NOTHING_MOVES, ())
+    assert named(hang_now) == (Rule.NOTHING_MOVES, ())
 
 
 @pytest.mark.parametrize(
@@ -245,17 +249,17 @@ def test_a_single_rank_hangs_after_a_time_that_depends_on_what_it_waits_for(
 
 
 def test_a_busy_rank_beside_an_idle_one_makes_the_verdict_a_notice():
-    found = verdict(idles(1, 601), busies(2, 601), waits(0, 601), waits(3, 601))
+    hang_now = verdict(idles(1, 601), busies(2, 601), waits(0, 601), waits(3, 601))
 
-    assert named(found) == (Rule.ONE_BUSY, (1, 2))
+    assert named(hang_now) == (Rule.ONE_BUSY, (1, 2))
 
 
 def test_a_server_of_events_is_named_with_less_confidence():
-    found = verdict(idles(1, 130, Wait.EVENTS), *others(130, but=1))
+    hang_now = verdict(idles(1, 130, Wait.EVENTS), *others(130, but=1))
 
-    assert found is not None
-    assert found.confidence is Confidence.MEDIUM
-    assert not found.may_stop
+    assert hang_now is not None
+    assert hang_now.confidence is Confidence.MEDIUM
+    assert not hang_now.may_stop
 
 
 def test_ranks_that_have_ended_do_not_count():
@@ -272,38 +276,40 @@ def test_limits_can_be_scaled():
 
 
 def hang(still_s: float, rank: int = 2) -> Hang:
-    found = verdict(idles(rank, still_s), *others(still_s, but=rank))
-    assert found is not None
-    return found
+    hang_now = verdict(idles(rank, still_s), *others(still_s, but=rank))
+    assert hang_now is not None
+    return hang_now
 
 
 def events(*steps: tuple[float, Hang | None], moves: bool = False) -> tuple[Suspicion, list[Event]]:
-    state, found = NOT_SUSPECTED, []
+    state, all_events = NOT_SUSPECTED, []
     for now_s, verdict_now in steps:
         is_moving = moves and verdict_now is None
         state, event = advance(
             state, verdict_now, now_s, LIMITS, is_moving=is_moving, reported_s=now_s
         )
-        found.append(event)
-    return state, found
+        all_events.append(event)
+    return state, all_events
 
 
 def test_a_verdict_must_hold_for_fifteen_seconds():
-    _, found = events((0, hang(121)), (10, hang(131)), (15, hang(136)), (20, hang(141)))
+    _, all_events = events((0, hang(121)), (10, hang(131)), (15, hang(136)), (20, hang(141)))
 
-    assert found == [Event.NONE, Event.NONE, Event.BEGINS, Event.NONE]
+    assert all_events == [Event.NONE, Event.NONE, Event.BEGINS, Event.NONE]
 
 
 def test_another_verdict_starts_the_count_again():
-    _, found = events((0, hang(121)), (10, hang(131, rank=1)), (16, hang(131)), (32, hang(151)))
+    _, all_events = events(
+        (0, hang(121)), (10, hang(131, rank=1)), (16, hang(131)), (32, hang(151))
+    )
 
-    assert found == [Event.NONE, Event.NONE, Event.NONE, Event.BEGINS]
+    assert all_events == [Event.NONE, Event.NONE, Event.NONE, Event.BEGINS]
 
 
 def test_a_job_that_moves_again_is_reported_once_and_has_more_time_afterwards():
-    state, found = events((0, hang(130)), (15, hang(145)), (20, None), (25, None), moves=True)
+    state, all_events = events((0, hang(130)), (15, hang(145)), (20, None), (25, None), moves=True)
 
-    assert found == [Event.NONE, Event.BEGINS, Event.ENDS, Event.NONE]
+    assert all_events == [Event.NONE, Event.BEGINS, Event.ENDS, Event.NONE]
     assert state.confirmed is None
     assert state.floor_s == 2 * 150
 
@@ -327,47 +333,49 @@ def test_a_verdict_needs_a_report_of_every_node_from_after_the_first_suspicion()
 
 
 def test_a_verdict_that_only_changes_is_no_movement():
-    _, found = events((0, hang(130)), (15, hang(145)), (20, None), (25, hang(155)))
+    _, all_events = events((0, hang(130)), (15, hang(145)), (20, None), (25, hang(155)))
 
-    assert found == [Event.NONE, Event.BEGINS, Event.NONE, Event.NONE]
+    assert all_events == [Event.NONE, Event.BEGINS, Event.NONE, Event.NONE]
 
 
 def test_a_lasting_hang_is_repeated_at_intervals_that_double():
     steps = [(15.0 * n, hang(130 + 15.0 * n)) for n in range(200)]
 
-    _, found = events(*steps)
+    _, all_events = events(*steps)
 
-    repeated = [steps[n][0] - 15 for n, event in enumerate(found) if event is Event.LASTS]
+    repeated = [steps[n][0] - 15 for n, event in enumerate(all_events) if event is Event.LASTS]
     assert repeated == [600, 1200, 2400]
 
 
 def test_a_rank_that_idles_while_the_others_wait_for_their_devices_is_named_with_less_confidence():
     """A collective of NCCL runs on the device, so the ranks wait where they read its result."""
     devices = [each._replace(wait=Wait.DEVICE) for each in others(3 * MINUTE, but=2)]
-    found = verdict(idles(2, 3 * MINUTE), *devices)
+    hang_now = verdict(idles(2, 3 * MINUTE), *devices)
 
-    assert named(found) == (Rule.ONE_IDLE, (2,))
-    assert found is not None
-    assert found.confidence is Confidence.MEDIUM
-    assert not found.may_stop
+    assert named(hang_now) == (Rule.ONE_IDLE, (2,))
+    assert hang_now is not None
+    assert hang_now.confidence is Confidence.MEDIUM
+    assert not hang_now.may_stop
 
     late = idles(2, 3 * MINUTE)._replace(progress=Progress.BEHIND, missing="AllReduce 31")
-    found = verdict(late, *devices)
-    assert found is not None
-    assert found.may_stop
-    assert "has not launched AllReduce 31" in hangs.headline(found)
+    hang_now = verdict(late, *devices)
+    assert hang_now is not None
+    assert hang_now.may_stop
+    assert "has not launched AllReduce 31" in hangs.headline(hang_now)
 
 
 def test_a_rank_whose_device_waits_is_named_if_it_has_not_launched_what_the_others_wait_for():
     unread = verdict(*on_devices(5 * MINUTE, late=(1,)))
-    found = verdict(*(each._replace(computes=False) for each in on_devices(5 * MINUTE, late=(1,))))
+    hang_now = verdict(
+        *(each._replace(computes=False) for each in on_devices(5 * MINUTE, late=(1,)))
+    )
 
-    assert named(unread) == named(found) == (Rule.NOT_JOINED, (1,))
-    assert found is not None
+    assert named(unread) == named(hang_now) == (Rule.NOT_JOINED, (1,))
+    assert hang_now is not None
     assert unread is not None
     # A device that cannot be read may still compute.
-    assert (unread.may_stop, found.may_stop) == (False, True)
-    assert hangs.headline(found) == (
+    assert (unread.may_stop, hang_now.may_stop) == (False, True)
+    assert hangs.headline(hang_now) == (
         "rank 1 on node 0 is stuck in train_step() at train.py:41 (has not launched AllReduce 31),"
         " for 5 min"
     )
@@ -382,20 +390,20 @@ def test_a_rank_whose_device_waits_is_named_if_it_has_not_launched_what_the_othe
 def test_ranks_that_have_not_launched_what_each_other_waits_for_deadlock():
     late = on_devices(5 * MINUTE, late=range(4), progress=Progress.BOTH)
 
-    found = verdict(*late)
+    hang_now = verdict(*late)
 
-    assert named(found) == (Rule.DEADLOCK, ())
-    assert found is not None
-    assert "has not launched AllReduce 31" in hangs.headline(found)
+    assert named(hang_now) == (Rule.DEADLOCK, ())
+    assert hang_now is not None
+    assert "has not launched AllReduce 31" in hangs.headline(hang_now)
 
 
 def test_nobody_is_named_if_all_devices_wait_and_their_library_says_nothing():
-    found = verdict(*(each._replace(computes=False) for each in on_devices(16 * MINUTE)))
+    hang_now = verdict(*(each._replace(computes=False) for each in on_devices(16 * MINUTE)))
 
-    assert named(found) == (Rule.ALL_WAIT, ())
-    assert found is not None
-    assert not found.may_stop
-    assert hangs.headline(found).startswith("all ranks wait for their devices, for 16 min")
+    assert named(hang_now) == (Rule.ALL_WAIT, ())
+    assert hang_now is not None
+    assert not hang_now.may_stop
+    assert hangs.headline(hang_now).startswith("all ranks wait for their devices, for 16 min")
 
 
 def test_ranks_that_horovod_misses_are_named_although_it_prints_and_sends_all_the_time():
@@ -421,7 +429,7 @@ def test_ranks_that_horovod_misses_are_named_although_it_prints_and_sends_all_th
     # A rank that sleeps is certain enough to end the job also if it sleeps in an event loop.
     asleep = idles(2, 6 * MINUTE, Wait.EVENTS)
     waiting = [each for each in told(Late(2, ("loss",))) if each.rank != 2]
-    found = verdict(asleep, *waiting)
-    assert named(found) == (Rule.ONE_IDLE, (2,))
-    assert found is not None
-    assert found.confidence is Confidence.HIGH
+    hang_now = verdict(asleep, *waiting)
+    assert named(hang_now) == (Rule.ONE_IDLE, (2,))
+    assert hang_now is not None
+    assert hang_now.confidence is Confidence.HIGH

@@ -68,10 +68,10 @@ def test_a_large_table_shows_those_that_lack_something():
 )
 def test_nodes_with_different_versions_are_refused(facts, problem):
     """The message has both versions and a hint; only Python's patch version may differ."""
-    found = node_table.compare(Row(1, "b", facts={**FACTS, **facts}), HEAD)
+    row = node_table.compare(Row(1, "b", facts={**FACTS, **facts}), HEAD)
 
-    assert found.problem == problem
-    assert bool(found.hint) == bool(problem)
+    assert row.problem == problem
+    assert bool(row.hint) == bool(problem)
 
 
 def test_a_node_without_an_answer_is_not_compared():

@@ -84,7 +84,7 @@ class Nodes:
             if values["step"] == "close":
                 self.closed.append(node)
                 return
-            self._ask(node, values, lambda found: self.check.take(node, found))
+            self._ask(node, values, lambda result: self.check.take(node, result))
 
         probe = {"probe": [endpoint(node)]} if has_probe else {}
         return SimpleNamespace(
@@ -98,9 +98,9 @@ class Nodes:
         self, node: int, values: dict[str, Any], take: Callable[[dict[str, Any]], None]
     ) -> None:
         self.asked.append((node, values["step"]))
-        found = self.answers[node](values)
-        if found is not None:
-            answer = {"number": values["number"], "found": found}
+        facts = self.answers[node](values)
+        if facts is not None:
+            answer = {"number": values["number"], "found": facts}
             self.loop.post(lambda: take(answer))
 
 

@@ -85,8 +85,8 @@ def history(*windows: tuple[Rank, ...]) -> dict[int, list[RankShare]]:
 
 
 def verdict(*windows: tuple[Rank, ...], before: frozenset[int] = frozenset()) -> slow.Slow | None:
-    found = history(*windows)
-    return judge(frozenset(found), found, before)
+    windows_of = history(*windows)
+    return judge(frozenset(windows_of), windows_of, before)
 
 
 MIXED = {FORWARD: 3, AUGMENT: 1}
@@ -196,66 +196,66 @@ SLOW_RANKS = {
 
 @pytest.mark.parametrize(("rank", "reason", "evidence"), SLOW_RANKS.values(), ids=SLOW_RANKS)
 def test_the_slow_rank_is_named_with_what_shows_the_reason(rank, reason, evidence):
-    found = verdict((FAST, FAST, rank, FAST))
+    slow_now = verdict((FAST, FAST, rank, FAST))
 
-    assert found is not None
-    assert (found.ranks, found.nodes, found.reason) == ((2,), (rank.node,), reason)
-    assert found.evidence.startswith(evidence)
-    assert 35 <= found.cost_percent <= 40
+    assert slow_now is not None
+    assert (slow_now.ranks, slow_now.nodes, slow_now.reason) == ((2,), (rank.node,), reason)
+    assert slow_now.evidence.startswith(evidence)
+    assert 35 <= slow_now.cost_percent <= 40
 
 
 def test_a_rank_is_not_blamed_for_what_all_ranks_suffer_from():
     busy = replace(FAST, delay_percent=30)
 
-    found = verdict((busy, busy, replace(SLOW, delay_percent=35), busy))
+    slow_now = verdict((busy, busy, replace(SLOW, delay_percent=35), busy))
 
-    assert found is not None
-    assert (found.ranks, found.reason) == ((2,), Reason.UNKNOWN)
+    assert slow_now is not None
+    assert (slow_now.ranks, slow_now.reason) == ((2,), Reason.UNKNOWN)
 
 
 def test_ranks_that_are_bound_to_the_same_cpu_are_named():
     shared = {"cpus": (0,), "delay_percent": 50.0}
     ranks = (replace(SLOWED, **shared), replace(SLOWED, **shared), *[FAST] * 4)
 
-    found = verdict(ranks)
+    slow_now = verdict(ranks)
 
-    assert found is not None
-    assert (found.ranks, found.reason) == ((0, 1), Reason.BINDING)
-    assert found.evidence.startswith("ranks 0-1 are all bound to CPU 0; ")
+    assert slow_now is not None
+    assert (slow_now.ranks, slow_now.reason) == ((0, 1), Reason.BINDING)
+    assert slow_now.evidence.startswith("ranks 0-1 are all bound to CPU 0; ")
 
 
 def test_more_ranks_than_cpus_are_no_reason_why_one_of_them_is_slow():
     ranks = [replace(each, cpus=(0, 1)) for each in (FAST, FAST, FAST)]
 
-    found = verdict((*ranks, replace(SLOWED, cpus=(0, 1), delay_percent=50)))
+    slow_now = verdict((*ranks, replace(SLOWED, cpus=(0, 1), delay_percent=50)))
 
-    assert found is not None
-    assert found.reason is Reason.CPU
+    assert slow_now is not None
+    assert slow_now.reason is Reason.CPU
 
 
 def test_all_ranks_of_a_node_are_named_together():
     there = replace(SLOWED, node=1, throttled_percent=40)
 
-    found = verdict((FAST, FAST, there, there))
+    slow_now = verdict((FAST, FAST, there, there))
 
-    assert found is not None
-    assert (found.ranks, found.nodes, found.reason) == ((2, 3), (1,), Reason.QUOTA)
+    assert slow_now is not None
+    assert (slow_now.ranks, slow_now.nodes, slow_now.reason) == ((2, 3), (1,), Reason.QUOTA)
 
 
 def test_a_straggler_is_named_where_the_others_wait_for_their_devices():
     others = replace(FAST, meeting="device at train.py:44")
 
-    found = verdict((others, SLOW, others))
+    slow_now = verdict((others, SLOW, others))
 
-    assert found is not None
-    assert found.ranks == (1,)
+    assert slow_now is not None
+    assert slow_now.ranks == (1,)
 
 
 def test_a_window_that_differs_changes_nothing():
-    found = verdict((EQUAL,) * 3, (FAST, SLOW, FAST))
+    slow_now = verdict((EQUAL,) * 3, (FAST, SLOW, FAST))
 
-    assert found is not None
-    assert found.ranks == (1,)
+    assert slow_now is not None
+    assert slow_now.ranks == (1,)
 
 
 def test_a_named_rank_stays_so_until_it_is_clearly_not_slow():
@@ -268,13 +268,13 @@ def test_a_named_rank_stays_so_until_it_is_clearly_not_slow():
 
 def test_the_headline_names_ranks_cost_and_reason():
     place = Frame("data.py", 30, "augment")
-    found = slow.Slow((5,), (1,), 0.0, 31, Reason.UNEVEN, f"uneven work: {UNEVEN}", place, 72)
+    slow_now = slow.Slow((5,), (1,), 0.0, 31, Reason.UNEVEN, f"uneven work: {UNEVEN}", place, 72)
 
-    assert slow.headline(found) == (
+    assert slow.headline(slow_now) == (
         "rank 5 on node 1: the others wait 31 % of the time for it; "
         "uneven work: 68 % in augment() at data.py:30"
     )
-    assert slow.headline(found._replace(ranks=(4, 5), evidence="")) == (
+    assert slow.headline(slow_now._replace(ranks=(4, 5), evidence="")) == (
         "ranks 4-5 on node 1: the others wait 31 % of the time for them"
     )
 
@@ -282,8 +282,8 @@ def test_the_headline_names_ranks_cost_and_reason():
 def test_a_row_and_values_are_read_as_they_were_written():
     share = replace(SLOW, delay_percent=2.5, cpus=(0, 2)).share(3)
     place = Frame("data.py", 30, "augment")
-    found = slow.Slow((5,), (1,), 2.5, 31, Reason.DATA, "it waits", place, 72, True)
+    slow_now = slow.Slow((5,), (1,), 2.5, 31, Reason.DATA, "it waits", place, 72, True)
 
     assert slow.from_row(slow.to_row(share)) == share
     assert slow.from_row(slow.to_row(share._replace(cpus=())))[-2] == ()
-    assert slow.from_values(slow.to_values(found)) == found
+    assert slow.from_values(slow.to_values(slow_now)) == slow_now

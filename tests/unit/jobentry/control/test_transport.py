@@ -36,11 +36,11 @@ def test_lines_are_reassembled_however_the_stream_is_split(lines: list[bytes], d
     stream = b"".join(line + b"\n" for line in lines) + b"rest"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     together = Lines()
-    found: list[bytes] = []
+    complete: list[bytes] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)]):
-        found += together.feed(stream[start:end])
+        complete += together.feed(stream[start:end])
 
-    assert found == lines
+    assert complete == lines
     assert together.feed(b"\n") == [b"rest"]
 
 

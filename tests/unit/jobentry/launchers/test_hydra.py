@@ -31,31 +31,31 @@ def make(mpi, script_argv=("x.py",), environment=(), **node):
 def test_mpich_starts_ranks_over_ssh():
     """The host file has MPICH's format, variables are passed by name, and ssh gets its options."""
     environ = {"OMPI_MCA_plm_rsh_args": "-q"}
-    made = make(MPICH, ssh_key="file:///key", environment=environ)
+    launch = make(MPICH, ssh_key="file:///key", environment=environ)
 
-    (process,) = made.processes
+    (process,) = launch.processes
     assert process.argv == (
         *("/opt/mpi/mpiexec.hydra", "-n", "4", "-f", "/n/hostfile", "-localhost", "a"),
         *("-launcher", "ssh", "-bind-to", "none", "-genvlist", "MA_X", *RANK),
     )
     assert process.env["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-F /n/ssh-config -p 38888"
     assert "TOKEN" not in process.env
-    assert made.files == (File("/n/hostfile", 0o600, "a:2\nb:2\n"),)
-    assert (made.ranks, made.is_everywhere) == (4, False)
+    assert launch.files == (File("/n/hostfile", 0o600, "a:2\nb:2\n"),)
+    assert (launch.ranks, launch.is_everywhere) == (4, False)
 
 
 def test_intel_mpi_starts_ranks_over_the_control_connection():
     """It starts its daemons with cloudjob's agent; a variable configures pinning."""
-    made = make(INTEL, ssh_key="/key", env_names=("SEED",), environment={"SEED": "=;"})
+    launch = make(INTEL, ssh_key="/key", env_names=("SEED",), environment={"SEED": "=;"})
 
-    (process,) = made.processes
+    (process,) = launch.processes
     assert process.argv == (
         *("/opt/mpi/mpiexec.hydra", "-n", "4", "-f", "/n/hostfile", "-localhost", "a"),
         *("-launcher", "rsh", "-launcher-exec", "/bin/sh"),
         *("-genvlist", "MA_X,SEED,I_MPI_PIN", *RANK),
     )
     assert process.env["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] == "/n/agent"
-    assert [file.path for file in made.files] == ["/n/hostfile", "/n/agent"]
+    assert [file.path for file in launch.files] == ["/n/hostfile", "/n/agent"]
     assert (process.env["SEED"], process.env["I_MPI_PIN"]) == ("=;", "off")
     assert make(INTEL, environment={"I_MPI_PIN": "on"}).processes[0].env["I_MPI_PIN"] == "on"
 
@@ -76,7 +76,7 @@ def test_a_colon_argument_is_encoded():
 
 
 @pytest.mark.parametrize(
-    ("mpi", "given", "message"),
+    ("mpi", "options", "message"),
     [
         (MPICH, {"mca_args": "-mca btl self"}, ["mca btl self: MPICH 4.0 has no such"]),
         (MPICH, {"bind_args": "--map-by core"}, ["map-by core: MPICH 4.0"]),
@@ -88,9 +88,9 @@ def test_a_colon_argument_is_encoded():
         ),
     ],
 )
-def test_options_without_an_equivalent_are_refused(mpi, given, message):
+def test_options_without_an_equivalent_are_refused(mpi, options, message):
     with pytest.raises(ArgsError) as caught:
-        make(mpi, open_mpi=OpenMpi(x_args="", **given))
+        make(mpi, open_mpi=OpenMpi(x_args="", **options))
 
     assert len(caught.value.problems) == len(message)
     assert all(map(str.startswith, caught.value.problems, message))

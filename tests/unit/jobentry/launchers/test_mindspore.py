@@ -30,9 +30,9 @@ SHARED = {
 }
 
 
-def make_site(node: int = 0, environment: dict[str, str] | None = None, **given) -> Site:
+def make_site(node: int = 0, environment: dict[str, str] | None = None, **values) -> Site:
     """Return the site of a job of two nodes with two ranks each."""
-    env = NodeEnv(job="j", node=node, hosts=("a", "b"), slots=2, **given)
+    env = NodeEnv(job="j", node=node, hosts=("a", "b"), slots=2, **values)
     environment = {"PATH": "/bin", "MS_SCHED_PORT": "8118", **(environment or {})}
     return Site(env, environment, PATHS, "/py/bin/python", ENTRY)
 
@@ -148,12 +148,12 @@ def test_msrun_gets_the_documented_arguments():
 @pytest.mark.parametrize("value", ["/user/config", "/user/config/jobstart_hccl.json"])
 def test_a_cluster_does_not_use_the_rank_table_of_the_platform(launcher, value):
     """It is a folder, with a table of a version that MindSpore and HCCL cannot read."""
-    given = {"RANK_TABLE_FILE": value}
+    environment = {"RANK_TABLE_FILE": value}
 
-    for process in launcher(make_site(environment=given), SCRIPT_ARGV).processes:
+    for process in launcher(make_site(environment=environment), SCRIPT_ARGV).processes:
         assert "RANK_TABLE_FILE" not in process.env
-    own = make_site(environment=given, env_names=("RANK_TABLE_FILE",))
-    for process in launcher(own, SCRIPT_ARGV).processes:
+    site = make_site(environment=environment, env_names=("RANK_TABLE_FILE",))
+    for process in launcher(site, SCRIPT_ARGV).processes:
         assert process.env["RANK_TABLE_FILE"] == value
 
 
@@ -181,9 +181,9 @@ def run_wrapper_script(environ: dict[str, str], tmp_path) -> str:
 
 def test_the_wrapper_that_msrun_starts_has_exact_arguments_and_variables(tmp_path):
     """The parser of msrun never sees the script's arguments; changed variables are restored."""
-    given = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "3", "PATH": "/changed", "GLOG_v": "3"}
+    environment = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "3", "PATH": "/changed", "GLOG_v": "3"}
 
-    argv, variables = eval(run_wrapper_script(given, tmp_path))
+    argv, variables = eval(run_wrapper_script(environment, tmp_path))
 
     assert argv == ["--rank", "--", "./x", *UGLY]
     assert {**dict(variables), "LC_CTYPE": ""} == {

@@ -33,16 +33,16 @@ def command(
     return mpirun.command(node._replace(open_mpi=open_mpi), environ or {}, mpi, FILES, PROGRAM)
 
 
-def options(made: Command) -> list[str]:
+def options(mpirun_command: Command) -> list[str]:
     """Return the arguments before the program."""
-    return list(made.argv[: -len(PROGRAM)])
+    return list(mpirun_command.argv[: -len(PROGRAM)])
 
 
-def parsed(made: Command) -> tuple[list[str], dict[str, str]]:
+def parsed(mpirun_command: Command) -> tuple[list[str], dict[str, str]]:
     """Return the variables and the MCA parameters of a command; no parameter may be repeated."""
     variables: list[str] = []
     parameters: dict[str, str] = {}
-    arguments = options(made)
+    arguments = options(mpirun_command)
     while arguments:
         argument = arguments.pop(0)
         if argument == "-x":
@@ -58,17 +58,17 @@ def parsed(made: Command) -> tuple[list[str], dict[str, str]]:
     return variables, parameters
 
 
-def mca(made: Command) -> dict[str, str]:
+def mca(mpirun_command: Command) -> dict[str, str]:
     """Return the MCA parameters of a command."""
-    return parsed(made)[1]
+    return parsed(mpirun_command)[1]
 
 
-def carried(made: Command) -> dict[str, str | None]:
+def carried(mpirun_command: Command) -> dict[str, str | None]:
     """Return the variables that are passed to the ranks, with their values."""
-    on_line = parsed(made)[0]
-    in_file = [line.split(" ", 1)[1] for line in made.tune_file.splitlines()]
+    on_line = parsed(mpirun_command)[0]
+    in_file = [line.split(" ", 1)[1] for line in mpirun_command.tune_file.splitlines()]
     assert len(set(on_line + in_file)) == len(on_line + in_file)
-    return {name: made.env.get(name) for name in on_line + in_file}
+    return {name: mpirun_command.env.get(name) for name in on_line + in_file}
 
 
 def test_open_mpi_4_gets_the_documented_command():
@@ -133,16 +133,19 @@ def test_open_mpi_5_opens_all_remote_shells_at_once(mpi: Mpi, nodes: int, expect
     many = NODE._replace(hosts=hosts)
 
     assert mca(command(mpi=mpi, node=many)).get("plm_ssh_num_concurrent") == expected
-    own = OpenMpi(mca_args="-mca plm_rsh_num_concurrent 8")
-    found = mca(command(own, mpi=mpi, node=many))
-    assert "8" in (found.get("plm_ssh_num_concurrent"), found.get("plm_rsh_num_concurrent"))
+    user_options = OpenMpi(mca_args="-mca plm_rsh_num_concurrent 8")
+    parameters = mca(command(user_options, mpi=mpi, node=many))
+    assert "8" in (
+        parameters.get("plm_ssh_num_concurrent"),
+        parameters.get("plm_rsh_num_concurrent"),
+    )
 
 
 def test_every_variable_can_be_emptied():
     """Only the options that the entry itself needs remain."""
-    made = command(OpenMpi(bind_args="", x_args="", mca_args="", extra_args=""))
+    mpirun_command = command(OpenMpi(bind_args="", x_args="", mca_args="", extra_args=""))
 
-    assert made.argv == (
+    assert mpirun_command.argv == (
         *("/usr/bin/mpirun", "-np", "4", "--hostfile", "/n/hostfile"),
         *("--mca", "plm_rsh_args", "-p 38888", "--tune", "/n/tune"),
         *("--mca", "plm_rsh_no_tree_spawn", "true"),
@@ -156,35 +159,50 @@ def test_openmpi_np_sets_the_number_of_ranks():
 
 def test_openmpi_bind_args_replace_the_default():
     """OPENMPI_BIND_ARGS replaces the default; the last option for a setting takes effect."""
-    made = command(
+    mpirun_command = command(
         OpenMpi(bind_args="-bind-to core --map-by=socket", extra_args="--bind-to hwthread")
     )
 
-    assert [argument for argument in made.argv if argument in ("core", "none", "slot")] == []
-    assert "--map-by socket --bind-to hwthread" in " ".join(made.argv)
+    assert [
+        argument for argument in mpirun_command.argv if argument in ("core", "none", "slot")
+    ] == []
+    assert "--map-by socket --bind-to hwthread" in " ".join(mpirun_command.argv)
 
 
 def test_openmpi_x_args_replace_the_default():
     """OPENMPI_X_ARGS replaces the default, and values stay out of the command."""
-    made = command(
+    mpirun_command = command(
         OpenMpi(x_args="-x A -x B='1 2' -x C=x=y -x D="), {"A": "a", "NCCL_DEBUG": "WARN"}
     )
 
-    assert carried(made) == {"A": "a", "B": "1 2", "C": "x=y", "D": ""}
+    assert carried(mpirun_command) == {"A": "a", "B": "1 2", "C": "x=y", "D": ""}
 
 
 def test_openmpi_mca_args_replace_the_default():
     """OPENMPI_MCA_ARGS replaces the default, except for options that the entry needs."""
-    made = command(OpenMpi(mca_args="-mca pml ucx"))
+    mpirun_command = command(OpenMpi(mca_args="-mca pml ucx"))
 
-    assert mca(made) == {"plm_rsh_args": "-p 38888", "pml": "ucx", "plm_rsh_no_tree_spawn": "true"}
+    assert mca(mpirun_command) == {
+        "plm_rsh_args": "-p 38888",
+        "pml": "ucx",
+        "plm_rsh_no_tree_spawn": "true",
+    }
 
 
 def test_extra_args_come_last():
     """OPENMPI_EXTRA_ARGS is passed on, including the arguments of unknown options."""
-    made = command(OpenMpi(x_args="", extra_args="--display-map -report-bindings -N 2 -foo bar"))
+    mpirun_command = command(
+        OpenMpi(x_args="", extra_args="--display-map -report-bindings -N 2 -foo bar")
+    )
 
-    assert options(made)[-6:] == ["--display-map", "--report-bindings", "-N", "2", "--foo", "bar"]
+    assert options(mpirun_command)[-6:] == [
+        "--display-map",
+        "--report-bindings",
+        "-N",
+        "2",
+        "--foo",
+        "bar",
+    ]
 
 
 def test_sshd_port_is_passed_to_the_remote_shell():
@@ -192,7 +210,7 @@ def test_sshd_port_is_passed_to_the_remote_shell():
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         ("-i key", "-p 38888 -i key"),
         ("-p 22", "-p 22"),
@@ -200,30 +218,30 @@ def test_sshd_port_is_passed_to_the_remote_shell():
         ("-o ConnectTimeout=5", "-p 38888 -o ConnectTimeout=5"),
     ],
 )
-def test_the_users_remote_shell_arguments_are_merged(given: str, expected: str):
+def test_the_users_remote_shell_arguments_are_merged(arguments: str, expected: str):
     for mpi, name in ((MPI_4, "plm_rsh_args"), (MPI_5, "plm_ssh_args")):
-        made = command(OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given), mpi=mpi)
+        mpirun_command = command(OpenMpi(mca_args="-mca plm_rsh_args '%s'" % arguments), mpi=mpi)
 
-        assert mca(made)[name] == expected
+        assert mca(mpirun_command)[name] == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [("", "-F/n/ssh-config"), ("-p 22 -q", "-F/n/ssh-config -p 22 -q")]
+    ("arguments", "expected"), [("", "-F/n/ssh-config"), ("-p 22 -q", "-F/n/ssh-config -p 22 -q")]
 )
-def test_the_ssh_configuration_is_one_argument(given: str, expected: str):
+def test_the_ssh_configuration_is_one_argument(arguments: str, expected: str):
     """The file contains the port, as 4.1 loses values with spaces when it starts a daemon tree."""
-    open_mpi = OpenMpi(mca_args="-mca plm_rsh_args '%s'" % given if given else "")
-    made = mpirun.command(
+    open_mpi = OpenMpi(mca_args="-mca plm_rsh_args '%s'" % arguments if arguments else "")
+    mpirun_command = mpirun.command(
         NODE._replace(open_mpi=open_mpi), {}, MPI_4, FILES, PROGRAM, RemoteShell("/n/ssh-config")
     )
 
-    assert mca(made)["plm_rsh_args"] == expected
+    assert mca(mpirun_command)["plm_rsh_args"] == expected
 
 
 def test_quoted_options_may_contain_spaces():
-    made = command(OpenMpi(mca_args="-mca a 'x y' --mca b \"z 'w'\" -mca c d\\ e"))
+    mpirun_command = command(OpenMpi(mca_args="-mca a 'x y' --mca b \"z 'w'\" -mca c d\\ e"))
 
-    assert {name: value for name, value in mca(made).items() if len(name) == 1} == {
+    assert {name: value for name, value in mca(mpirun_command).items() if len(name) == 1} == {
         "a": "x y", "b": "z 'w'", "c": "d e",
     }  # fmt: skip
 
@@ -254,27 +272,27 @@ def test_a_no_break_space_is_an_argument_as_in_a_shell():
 
 def test_a_repeated_parameter_keeps_its_last_value():
     """On 4.1 the last of two would win, on 5.0 the first."""
-    given = OpenMpi(mca_args="-mca btl tcp --mca btl self", extra_args="-mca btl vader,self")
+    user_options = OpenMpi(mca_args="-mca btl tcp --mca btl self", extra_args="-mca btl vader,self")
     for mpi in (MPI_4, MPI_5):
-        assert mca(command(given, mpi=mpi))["btl"] == "vader,self"
+        assert mca(command(user_options, mpi=mpi))["btl"] == "vader,self"
 
 
 def test_parameters_are_renamed_for_the_mpi_version():
     """Options for 4.1 work on 5.0; parameters that 5.0 does not have are left out."""
-    given = OpenMpi(
+    user_options = OpenMpi(
         mca_args="-mca plm_rsh_num_concurrent 8 -mca oob_tcp_if_include eth0"
         " -mca orte_rsh_agent ssh -mca routed direct -mca oob tcp"
     )
-    made = command(given, mpi=MPI_5)
+    mpirun_command = command(user_options, mpi=MPI_5)
 
-    assert mca(made) == {
+    assert mca(mpirun_command) == {
         "plm_ssh_args": "-p 38888",
         "plm_ssh_num_concurrent": "8",
         "prte_if_include": "eth0",
         "plm_ssh_agent": "ssh",
         "plm_ssh_no_tree_spawn": "true",
     }
-    assert made.notes == (
+    assert mpirun_command.notes == (
         "parameter routed: left out, as Open MPI 5.0 does not have it",
         "parameter oob: left out, as Open MPI 5.0 does not have it",
     )
@@ -290,51 +308,56 @@ def test_a_users_variable_wins_over_a_default():
 
 
 def test_a_users_x_option_wins_over_a_variable():
-    made = command(OpenMpi(x_args="-x NCCL_DEBUG=INFO"), {"NCCL_DEBUG": "WARN"})
+    mpirun_command = command(OpenMpi(x_args="-x NCCL_DEBUG=INFO"), {"NCCL_DEBUG": "WARN"})
 
-    assert carried(made) == {"NCCL_DEBUG": "INFO"}
+    assert carried(mpirun_command) == {"NCCL_DEBUG": "INFO"}
 
 
 def test_variables_that_are_not_set_are_left_out():
     """5.0.11 crashes on a variable that is not set; for a default, there is no note."""
-    made = command(OpenMpi(x_args="-x NONE"))
+    mpirun_command = command(OpenMpi(x_args="-x NONE"))
 
-    assert (carried(made), made.notes) == ({}, ("-x NONE: left out, as it is not set here",))
+    assert (carried(mpirun_command), mpirun_command.notes) == (
+        {},
+        ("-x NONE: left out, as it is not set here",),
+    )
     assert command().notes == ()
 
 
 def test_only_safe_values_are_carried_by_the_tune_file():
     """4.1.4 loses values with "=" and empty values there; the command line carries both."""
     environ = {"MA_A": "plain", "MA_B": "k=v", "MA_C": "", "S3_D": "a b;c\n#d", "LR": "1"}
-    made = command(OpenMpi(x_args=""), environ, node=NODE._replace(env_names=("LR",)))
+    mpirun_command = command(OpenMpi(x_args=""), environ, node=NODE._replace(env_names=("LR",)))
 
-    assert made.tune_file == "-x MA_A\n-x S3_D\n"
-    assert carried(made) == environ
+    assert mpirun_command.tune_file == "-x MA_A\n-x S3_D\n"
+    assert carried(mpirun_command) == environ
 
 
 def test_a_secret_is_neither_carried_nor_given_to_mpirun():
     """It reaches the ranks through the environment of their own node."""
     node = NODE._replace(secret_names=("S3_KEY", "TOKEN"), env_names=("TOKEN",))
-    made = command(
+    mpirun_command = command(
         OpenMpi(x_args="-x TOKEN"), {"S3_KEY": "secret1", "TOKEN": "secret2", "A": "b"}, node=node
     )
 
-    assert carried(made) == {}
-    assert made.env == {"A": "b"}
-    assert made.notes == ("-x TOKEN: left out, as secrets reach every rank without it",)
+    assert carried(mpirun_command) == {}
+    assert mpirun_command.env == {"A": "b"}
+    assert mpirun_command.notes == ("-x TOKEN: left out, as secrets reach every rank without it",)
 
 
 def test_variables_that_open_mpi_changes_are_copied():
     """Open MPI puts its folder in front of PATH, and sets TMPDIR and PWD itself."""
-    made = command(OpenMpi(x_args="-x TMPDIR=/t -x PWD -x PATH=/p"), {"PWD": "/w", "PATH": "/bin"})
+    mpirun_command = command(
+        OpenMpi(x_args="-x TMPDIR=/t -x PWD -x PATH=/p"), {"PWD": "/w", "PATH": "/bin"}
+    )
 
-    assert carried(made) == {
+    assert carried(mpirun_command) == {
         "PATH": "/bin",
         "CLOUDJOB_EXACT_PATH": "/p",
         "CLOUDJOB_EXACT_TMPDIR": "/t",
         "CLOUDJOB_EXACT_PWD": "/w",
     }
-    assert made.env["PWD"] == "/w"
+    assert mpirun_command.env["PWD"] == "/w"
 
 
 def test_the_variable_mca_base_env_list_is_removed():
@@ -475,13 +498,13 @@ ARGS = st.none() | st.text(max_size=20) | st.lists(ARGUMENTS, max_size=8).map(" 
 )
 def test_any_user_options_give_a_command_or_an_error(open_mpi: OpenMpi, mpi: Mpi):
     try:
-        made = command(open_mpi, {"A": "a", "PATH": "/bin"}, mpi)
+        mpirun_command = command(open_mpi, {"A": "a", "PATH": "/bin"}, mpi)
     except ArgsError:
         return
-    assert made.argv[-len(PROGRAM) :] == PROGRAM
-    assert ":" not in made.argv
-    mca(made)
-    assert None not in carried(made).values()
+    assert mpirun_command.argv[-len(PROGRAM) :] == PROGRAM
+    assert ":" not in mpirun_command.argv
+    mca(mpirun_command)
+    assert None not in carried(mpirun_command).values()
 
 
 NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,6}", fullmatch=True) | st.sampled_from(
@@ -521,12 +544,12 @@ def test_no_value_is_in_the_command(
         "-x " + quote(name if value is None else "%s=%s" % (name, value)) for name, value in exports
     )
     node = NODE._replace(env_names=tuple(env_names), secret_names=("TOKEN",))
-    made = command(OpenMpi(x_args=x_args), environ, mpi, node)
+    mpirun_command = command(OpenMpi(x_args=x_args), environ, mpi, node)
     values = [*environ.values(), *(value for _, value in exports if value is not None)]
 
     for value in values:
-        assert not any(value in argument for argument in made.argv)
-        assert value not in made.tune_file
+        assert not any(value in argument for argument in mpirun_command.argv)
+        assert value not in mpirun_command.tune_file
     expected = {
         name: environ[name]
         for name in environ
@@ -535,21 +558,21 @@ def test_no_value_is_in_the_command(
     for name, value in exports:
         if value is not None or name in environ:
             expected[name] = environ[name] if value is None else value
-    found = carried(made)
+    value_of = carried(mpirun_command)
     for name, value in expected.items():
         if name in names.CHANGED_BY_OPEN_MPI:
-            assert found["CLOUDJOB_EXACT_" + name] == value
+            assert value_of["CLOUDJOB_EXACT_" + name] == value
         elif name not in names.PER_NODE and name != "TOKEN":
-            assert found[name] == value
+            assert value_of[name] == value
 
 
 @given(st.lists(st.text(":%32A5a", max_size=6) | st.sampled_from([":", "%", "%3A", "%25"])))
 def test_mpirun_does_not_split_the_program_at_a_colon(program: list[str]):
-    made = rank_program(("python3", "entry"), program)
+    argv = rank_program(("python3", "entry"), program)
 
-    assert made[:3] == ("python3", "entry", "--rank")
-    assert ":" not in made
-    assert wrapper.program(list(made[3:])) == program
+    assert argv[:3] == ("python3", "entry", "--rank")
+    assert ":" not in argv
+    assert wrapper.program(list(argv[3:])) == program
 
 
 def test_a_program_without_a_colon_is_not_encoded():
@@ -591,14 +614,14 @@ def test_mpirun_starts_its_daemons_over_the_control_connection():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "parameter",
     ["plm_rsh_args -q", "plm_ssh_args -q", "plm_rsh_agent ssh", "orte_rsh_agent ssh"],
 )
-def test_a_job_that_configures_ssh_gets_ssh(given: str):
-    made = reached(OpenMpi(mca_args=f"-mca {given}"))
+def test_a_job_that_configures_ssh_gets_ssh(parameter: str):
+    parameters = reached(OpenMpi(mca_args=f"-mca {parameter}"))
 
-    assert made["plm_rsh_args"].startswith("-F/n/ssh-config")
-    assert "/bin/sh /n/agent" not in made.values()
+    assert parameters["plm_rsh_args"].startswith("-F/n/ssh-config")
+    assert "/bin/sh /n/agent" not in parameters.values()
 
 
 def test_an_open_mpi_variable_for_the_remote_shell_selects_ssh():
@@ -608,10 +631,10 @@ def test_an_open_mpi_variable_for_the_remote_shell_selects_ssh():
 
 def test_tree_spawn_uses_ssh():
     """The agent exists only on the head, so a daemon on a worker cannot use it."""
-    made = reached(OpenMpi(mca_args="-mca plm_rsh_no_tree_spawn 0"))
+    parameters = reached(OpenMpi(mca_args="-mca plm_rsh_no_tree_spawn 0"))
 
-    assert made["plm_rsh_args"] == "-F/n/ssh-config"
-    assert "plm_rsh_agent" not in made
+    assert parameters["plm_rsh_args"] == "-F/n/ssh-config"
+    assert "plm_rsh_agent" not in parameters
 
 
 def test_an_agent_whose_path_mpirun_would_split_is_not_used():
@@ -630,10 +653,10 @@ def test_ranks_of_the_only_node_of_a_machine_do_not_listen():
 
 
 def test_nodes_of_one_machine_have_no_ssh():
-    made = reached(OpenMpi(mca_args="-mca plm_rsh_args -q"), control="/run")
+    parameters = reached(OpenMpi(mca_args="-mca plm_rsh_args -q"), control="/run")
 
-    assert made["plm_rsh_agent"] == "/bin/sh /n/agent"
-    assert "plm_rsh_args" not in made
+    assert parameters["plm_rsh_agent"] == "/bin/sh /n/agent"
+    assert "plm_rsh_args" not in parameters
 
 
 def test_mpirun_of_one_node_needs_no_ssh_on_its_machine():

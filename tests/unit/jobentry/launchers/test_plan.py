@@ -25,9 +25,11 @@ TOOLS = Tools(
 
 def test_a_worker_of_an_mpirun_job_starts_nothing():
     """Workers serve the head; mpirun's daemon on a worker needs the tune file."""
-    made = plan.make(NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",))
+    launch_plan = plan.make(
+        NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",)
+    )
 
-    assert made == LaunchPlan(
+    assert launch_plan == LaunchPlan(
         role="worker",
         processes=(),
         ranks=2,
@@ -88,11 +90,11 @@ def test_the_head_starts_mpirun_with_its_files():
 @pytest.mark.parametrize("launcher", sorted(LAUNCHERS.keys() - {"rank-table"}))
 def test_every_launcher_makes_a_plan(launcher: str):
     node = NODE._replace(launcher=launcher)
-    made = plan.make(node, {"PWD": "/code"}, PATHS, TOOLS, ("x.py",))
+    launch_plan = plan.make(node, {"PWD": "/code"}, PATHS, TOOLS, ("x.py",))
 
     is_led = LAUNCHERS[launcher].needs_mpi or launcher in ("srun", "horovod-elastic")
-    assert made.is_everywhere != is_led
-    assert made.processes
+    assert launch_plan.is_everywhere != is_led
+    assert launch_plan.processes
 
 
 def test_options_that_were_left_out_are_noted():
@@ -139,10 +141,14 @@ def test_ranks_have_the_variables_of_the_first_version_on_request():
         outputs=(("train_url", "obs://b/m"),),
         first_version=True,
     )
-    given = {"DLS_TASK_NUMBER": "9", "S3_ENDPOINT": "obs.example.com", "CACHE_HOME": "/c"}
-    made = plan.node_environment(given, node, PATHS, "/code")
+    environ = {"DLS_TASK_NUMBER": "9", "S3_ENDPOINT": "obs.example.com", "CACHE_HOME": "/c"}
+    node_environ = plan.node_environment(environ, node, PATHS, "/code")
 
-    assert {name: made[name] for name in made if name.startswith(("DLS_", "BATCH_", "USER_"))} == {
+    assert {
+        name: node_environ[name]
+        for name in node_environ
+        if name.startswith(("DLS_", "BATCH_", "USER_"))
+    } == {
         "DLS_TASK_INDEX": "1",
         "DLS_LOCAL_CACHE_PATH": "/c",
         "USER_S3_ENDPOINT": "obs.example.com",
@@ -159,14 +165,14 @@ def test_the_credentials_of_the_entry_do_not_reach_the_ranks():
     """Keys of the store are removed; the user's own variables stay."""
     environ = {**dict.fromkeys(names.STORE_ACCESS, "k3y"), "AWS_SECRET_ACCESS_KEY": "own"}
 
-    made = plan.node_environment(environ, NODE, PATHS, "/code")
+    node_environ = plan.node_environment(environ, NODE, PATHS, "/code")
 
-    assert "k3y" not in made.values()
-    assert made["AWS_SECRET_ACCESS_KEY"] == "own"
+    assert "k3y" not in node_environ.values()
+    assert node_environ["AWS_SECRET_ACCESS_KEY"] == "own"
 
 
 def test_secrets_are_masked():
-    shown = plan.masked(
+    description = plan.masked(
         LaunchPlan(
             role="head",
             processes=(Process("mpirun", ("mpirun",), {"B": "c", "A": "s"}),),
@@ -178,24 +184,24 @@ def test_secrets_are_masked():
         ("A",),
     )
 
-    assert shown == {
+    assert description == {
         "role": "head",
         "argv": ["mpirun"],
         "env": {"A": "***", "B": "c"},
         "files": [{"path": "/f", "mode": "0600", "text": "t"}],
         "cwd": "/c",
     }
-    assert json.loads(json.dumps(shown)) == shown
+    assert json.loads(json.dumps(description)) == description
 
 
 def test_srun_on_the_head_starts_the_wrappers_of_all_nodes():
     """Variables are passed by name only; per-node variables and secrets are not passed."""
     node = NODE._replace(launcher="srun", slots=2, env_names=("A",), secret_names=("TOKEN",))
     environment = {"PWD": "/code", "A": "b", "TOKEN": "t", "MA_X": "1", "HOME": "/h", "B": "c"}
-    made = plan.make(node, environment, PATHS, TOOLS, ("x.py", "--lr", "1"))
+    launch_plan = plan.make(node, environment, PATHS, TOOLS, ("x.py", "--lr", "1"))
     worker = plan.make(node._replace(node=1), environment, PATHS, TOOLS, ("x.py",))
 
-    (process,) = made.processes
+    (process,) = launch_plan.processes
     assert process.argv == (
         *("srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"),
         *("--overlap", "--mpi=pmix", "--export=CLOUDJOB_NODE_DIR,A,MA_X", "--input=none"),
@@ -204,4 +210,4 @@ def test_srun_on_the_head_starts_the_wrappers_of_all_nodes():
         *("/usr/bin/python", "/e.pyz", "--script", "x.py", "--lr", "1"),
     )
     assert process.env == {name: value for name, value in environment.items() if name != "TOKEN"}
-    assert (made.ranks, worker.ranks, worker.processes) == (4, 4, ())
+    assert (launch_plan.ranks, worker.ranks, worker.processes) == (4, 4, ())

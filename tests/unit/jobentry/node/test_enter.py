@@ -44,12 +44,12 @@ def test_the_lowest_rank_of_the_node_is_the_model(start: Callable[..., None], tm
         start(rank, tmp_path)
     start("0", tmp_path / "other")
 
-    found = enter.of_rank(str(tmp_path), None)
+    entered = enter.of_rank(str(tmp_path), None)
 
-    assert found is not None
-    assert found.environment[names.CLOUDJOB_RANK] == "2"
-    assert names.CLOUDJOB_END_FD not in found.environment
-    assert found.folder == "/"
+    assert entered is not None
+    assert entered.environment[names.CLOUDJOB_RANK] == "2"
+    assert names.CLOUDJOB_END_FD not in entered.environment
+    assert entered.folder == "/"
     assert enter.of_rank(str(tmp_path), 3) is not None
     assert enter.of_rank(str(tmp_path), 0) is None
 

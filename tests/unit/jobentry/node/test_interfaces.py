@@ -21,21 +21,21 @@ DEFAULT = "ib0,bond0,eth0"
 
 
 def network(
-    *found: Interface, via: Interface | None = None, devices: tuple[str, ...] = ()
+    *others: Interface, via: Interface | None = None, devices: tuple[str, ...] = ()
 ) -> NodeNetwork:
     """Return the network of a node with the loopback and the given interfaces.
 
     Args:
         via: The interface that leads to the other nodes; by default the first one.
     """
-    route = via or next(iter(found), None)
+    route = via or next(iter(others), None)
     way = Route(route.name, route.addresses[0]) if route else NOWHERE
-    return NodeNetwork((LO, *found), way, devices)
+    return NodeNetwork((LO, *others), way, devices)
 
 
-def choose(node: NodeEnv, found: NodeNetwork, **environ: str) -> Choice:
+def choose(node: NodeEnv, node_network: NodeNetwork, **environ: str) -> Choice:
     """Return the variables and messages that are chosen for a node and its environment."""
-    return interfaces.choose(node, {"MA_CURRENT_IP": "10.0.0.5", **environ}, found)
+    return interfaces.choose(node, {"MA_CURRENT_IP": "10.0.0.5", **environ}, node_network)
 
 
 # -- lists as NCCL reads them -------------------------------------------------------------------
@@ -102,8 +102,8 @@ def as_nccl_does(text: str, name: str) -> bool:
             item += letter
     if not items:
         return True
-    found = any(name == item if is_exact else name[: len(item)] == item for item in items)
-    return not found if is_not else found
+    is_listed = any(name == item if is_exact else name[: len(item)] == item for item in items)
+    return not is_listed if is_not else is_listed
 
 
 @given(LETTERS, st.text("ab0_", min_size=1, max_size=4))
@@ -158,9 +158,11 @@ def test_every_library_uses_the_interface_that_leads_to_the_other_nodes():
 
 @pytest.mark.parametrize("name", ["br-lan", "virbr0", "docker_gwbridge", "dummy0", "tailscale0"])
 def test_the_name_of_an_interface_does_not_matter(name: str):
-    found = Interface(name, ("10.0.0.5",))
+    interface = Interface(name, ("10.0.0.5",))
 
-    assert choose(TWO, network(ETH0, found, via=found)).variables["GLOO_SOCKET_IFNAME"] == name
+    assert (
+        choose(TWO, network(ETH0, interface, via=interface)).variables["GLOO_SOCKET_IFNAME"] == name
+    )
 
 
 def test_a_vlan_is_not_taken_for_its_interface():
@@ -190,9 +192,9 @@ def test_a_node_without_a_way_to_the_others_reports_it():
 def test_an_address_on_the_loopback_interface_is_reported(more: tuple[Interface, ...]):
     """Libraries that get the name of that interface use 127.0.0.1."""
     lo = Interface("lo", ("127.0.0.1", "10.0.0.5"), is_loopback=True)
-    found = NodeNetwork((lo, *more), Route("lo", "10.0.0.5"))
+    node_network = NodeNetwork((lo, *more), Route("lo", "10.0.0.5"))
 
-    choice = choose(TWO, found, MA_CURRENT_IP="127.0.1.1")
+    choice = choose(TWO, node_network, MA_CURRENT_IP="127.0.1.1")
     assert choice.variables["MA_CURRENT_IP"] == "10.0.0.5"
     assert "lo" not in choice.variables.values()
     assert choice.notes[-1] == (
@@ -203,11 +205,14 @@ def test_an_address_on_the_loopback_interface_is_reported(more: tuple[Interface,
 
 
 def test_nccl_uses_ipv6_if_only_that_leads_to_the_other_nodes():
-    found = network(Interface("eth0", ("fd00::5",)))
+    node_network = network(Interface("eth0", ("fd00::5",)))
 
-    assert choose(TWO, found).variables["NCCL_SOCKET_FAMILY"] == "AF_INET6"
+    assert choose(TWO, node_network).variables["NCCL_SOCKET_FAMILY"] == "AF_INET6"
     user = TWO._replace(env_names=("NCCL_SOCKET_FAMILY",))
-    assert "NCCL_SOCKET_FAMILY" not in choose(user, found, NCCL_SOCKET_FAMILY="AF_INET").variables
+    assert (
+        "NCCL_SOCKET_FAMILY"
+        not in choose(user, node_network, NCCL_SOCKET_FAMILY="AF_INET").variables
+    )
 
 
 def test_a_job_of_one_node_keeps_its_libraries_own_choices():
@@ -217,7 +222,7 @@ def test_a_job_of_one_node_keeps_its_libraries_own_choices():
 
 
 @pytest.mark.parametrize(
-    ("given", "expected", "notes"),
+    ("address", "expected", "notes"),
     [
         ("", {"MA_CURRENT_IP": "10.0.0.5", "MA_CURRENT_HOST_IP": "10.0.0.5"}, ()),
         (
@@ -234,17 +239,17 @@ def test_a_job_of_one_node_keeps_its_libraries_own_choices():
     ],
 )
 def test_the_address_of_the_node_is_set_unless_the_platform_has_set_it(
-    given: str, expected: dict[str, str], notes: tuple[str, ...]
+    address: str, expected: dict[str, str], notes: tuple[str, ...]
 ):
-    choice = choose(TWO, network(ETH0), MA_CURRENT_IP=given)
+    choice = choose(TWO, network(ETH0), MA_CURRENT_IP=address)
 
     assert {k: v for k, v in choice.variables.items() if k.startswith("MA_")} == expected
     assert choice.notes == notes
 
 
 def test_emulated_nodes_keep_their_loopback_addresses():
-    found = NodeNetwork((LO, ETH0), Route("lo", "127.0.0.2"))
-    choice = choose(TWO, found, MA_CURRENT_IP="127.0.0.2", OMPI_MCA_btl_tcp_if_include="lo")
+    node_network = NodeNetwork((LO, ETH0), Route("lo", "127.0.0.2"))
+    choice = choose(TWO, node_network, MA_CURRENT_IP="127.0.0.2", OMPI_MCA_btl_tcp_if_include="lo")
 
     assert "MA_CURRENT_IP" not in choice.variables
     assert choice.variables["GLOO_SOCKET_IFNAME"] == "lo"
@@ -253,15 +258,15 @@ def test_emulated_nodes_keep_their_loopback_addresses():
 
 def test_horovod_over_gloo_reports_a_name_that_is_a_loopback_address():
     """Its process sets ignore the interface, and use the address of the node's own name."""
-    found = network(ETH0)._replace(name_is_loopback=True)
+    node_network = network(ETH0)._replace(name_is_loopback=True)
     node = TWO._replace(launcher="horovod-gloo")
 
-    assert choose(node, found).notes == (
+    assert choose(node, node_network).notes == (
         "choosing the network: node 1 (b): its own name is a loopback address, which Horovod gives"
         " to the other nodes; give the name the address 10.0.0.5 in /etc/hosts, or use the launcher"
         " horovod",
     )
-    assert choose(TWO, found).notes == choose(node, network(ETH0)).notes == ()
+    assert choose(TWO, node_network).notes == choose(node, network(ETH0)).notes == ()
 
 
 # -- what the user or the platform has set --------------------------------------------------------
@@ -392,7 +397,7 @@ def test_missing_infiniband_devices_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("node", "found", "environ"),
+    ("node", "node_network", "environ"),
     [
         # Open MPI refuses an include list together with an exclude list.
         (TWO, network(ETH0, DOCKER0), {"OMPI_MCA_btl_tcp_if_include": "eth0"}),
@@ -415,16 +420,16 @@ def test_missing_infiniband_devices_are_reported(
     ],
 )
 def test_open_mpis_ranks_keep_a_choice_of_the_user_or_the_image(
-    node: NodeEnv, found: NodeNetwork, environ: dict[str, str]
+    node: NodeEnv, node_network: NodeNetwork, environ: dict[str, str]
 ):
-    variables = choose(node, found, **environ).variables
+    variables = choose(node, node_network, **environ).variables
 
     assert OPEN_MPI[0] not in variables
     assert variables[OPEN_MPI[1]] == "eth0"
 
 
 @pytest.mark.parametrize(
-    ("launcher", "found", "has_agent", "expected"),
+    ("launcher", "node_network", "has_agent", "expected"),
     [
         ("mpirun", network(ETH0), True, OPEN_MPI),
         # ssh would carry the head's names to the other nodes.
@@ -438,9 +443,9 @@ def test_open_mpis_ranks_keep_a_choice_of_the_user_or_the_image(
     ],
 )
 def test_open_mpis_daemons_use_the_same_interface(
-    launcher: str, found: NodeNetwork, has_agent: bool, expected: tuple[str, ...]
+    launcher: str, node_network: NodeNetwork, has_agent: bool, expected: tuple[str, ...]
 ):
     node = TWO._replace(launcher=launcher)
-    variables = interfaces.choose(node, {}, found, has_agent=has_agent).variables
+    variables = interfaces.choose(node, {}, node_network, has_agent=has_agent).variables
 
     assert tuple(name for name in OPEN_MPI if name in variables) == expected

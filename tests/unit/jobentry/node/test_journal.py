@@ -72,10 +72,10 @@ def test_the_last_sample_is_taken_at_the_end():
     node_journal.start()
     node_journal.finish()
 
-    found = entries(lines)
-    assert isinstance(found[-2], Sample)
-    assert isinstance(found[-1], Phase)
-    assert found[-1].ended_at is not None
+    all_entries = entries(lines)
+    assert isinstance(all_entries[-2], Sample)
+    assert isinstance(all_entries[-1], Phase)
+    assert all_entries[-1].ended_at is not None
 
 
 def test_the_journal_is_stored(tmp_path: Path):

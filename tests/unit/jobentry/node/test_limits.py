@@ -66,11 +66,11 @@ def test_a_hint_names_the_full_one_of_several_folders(tmp_path: Path):
     try:
         with pytest.raises(OSError, match="No space") as caught, (disk / "file").open("wb") as file:
             file.write(b"x" * 100_000)
-        found = limits.hint(caught.value, [str(tmp_path), str(disk)])
+        hint = limits.hint(caught.value, [str(tmp_path), str(disk)])
     finally:
         subprocess.run(["umount", disk], check=True)
 
-    assert found == f"free some space in {disk} (0.0 MiB free)"
+    assert hint == f"free some space in {disk} (0.0 MiB free)"
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ def store(tmp_path: Path) -> Any:
     started: list[LogStore] = []
 
     def start(**options: Any) -> LogStore:
-        made = LogStore(f"file://{tmp_path}/record", 3, **options)
-        started.append(made)
-        made.start()
-        return made
+        log_store = LogStore(f"file://{tmp_path}/record", 3, **options)
+        started.append(log_store)
+        log_store.start()
+        return log_store
 
     yield start
     for each in started:
@@ -37,12 +37,12 @@ def store(tmp_path: Path) -> Any:
 
 def chunks(folder: Path) -> list[tuple[Chunk, bytes]]:
     """Return the stored chunks with their text."""
-    found = []
+    stored = []
     for path in sorted((folder / "record").glob("*.gz")):
         chunk = stored_log.read_name(path.name)
         assert chunk is not None
-        found.append((chunk, b"".join(stored_log.unpack(path.read_bytes()))))
-    return found
+        stored.append((chunk, b"".join(stored_log.unpack(path.read_bytes()))))
+    return stored
 
 
 def text(folder: Path) -> bytes:
@@ -57,9 +57,9 @@ def test_the_log_is_stored_in_chunks_of_one_size(store: Any, tmp_path: Path):
     log_store.join(60.0)
 
     assert text(tmp_path) == b"".join(LINES)
-    found = [chunk for chunk, _ in chunks(tmp_path)]
-    assert [chunk.number for chunk in found] == list(range(len(found)))
-    assert {chunk.node for chunk in found} == {3}
+    stored = [chunk for chunk, _ in chunks(tmp_path)]
+    assert [chunk.number for chunk in stored] == list(range(len(stored)))
+    assert {chunk.node for chunk in stored} == {3}
     sizes = [path.stat().st_size for path in (tmp_path / "record").glob("*.gz")]
     assert len(sizes) > 3
     assert max(sizes) < 90_000
@@ -91,9 +91,9 @@ def test_messages_journal_and_ranks_are_stored_as_they_were_written(
     log_store.finish()
     log_store.join(60.0)
 
-    shown = capfd.readouterr()
+    printed = capfd.readouterr()
     assert sorted(text(tmp_path).splitlines()) == sorted(
-        (shown.out + shown.err).encode().splitlines()
+        (printed.out + printed.err).encode().splitlines()
     )
     assert text(tmp_path).count(b"\n") == 3
 
@@ -126,11 +126,11 @@ def test_a_store_that_fails_costs_one_warning_and_bounded_memory(
     log_store.join(60.0)
 
     assert capfd.readouterr().err.count("storing the log: ") == 1
-    found = chunks(tmp_path)
+    stored = chunks(tmp_path)
     # One more chunk was being written when the store began to work.
-    assert len(found) <= MAX_WAITING_CHUNKS + 1
+    assert len(stored) <= MAX_WAITING_CHUNKS + 1
     # The warning is also logged, perhaps after that line.
-    assert LINES[-1] in [data for _, data in found[-2:]]
+    assert LINES[-1] in [data for _, data in stored[-2:]]
 
 
 @pytest.mark.parametrize("junk", [b"", b"junk", b"\x1f\x8b\x08\0", bytes(range(256))])

@@ -16,12 +16,12 @@ FAR = NodeEnv(hosts=("no.invalid", "neither.invalid"))
 
 
 def test_the_loopback_interface_is_detected():
-    found = {item.name: item for item in network.detect(NodeEnv(), {}).interfaces}
+    interface_of = {item.name: item for item in network.detect(NodeEnv(), {}).interfaces}
 
-    assert found["lo"].is_loopback
-    assert "127.0.0.1" in found["lo"].addresses
+    assert interface_of["lo"].is_loopback
+    assert "127.0.0.1" in interface_of["lo"].addresses
     # The kernel also lists interfaces that are down or have no address.
-    assert set(found) <= {path.name for path in Path("/sys/class/net").iterdir()}
+    assert set(interface_of) <= {path.name for path in Path("/sys/class/net").iterdir()}
 
 
 def test_the_loopback_leads_to_nodes_on_this_machine():
@@ -35,10 +35,10 @@ def test_a_hosts_file_that_gives_another_node_a_loopback_address_does_not_choose
     outward = network.detect(NodeEnv(), {}).outward
     if not outward:
         pytest.skip("this machine has only a loopback")
-    own = Route(outward[-1].name, outward[-1].addresses[0])
+    route = Route(outward[-1].name, outward[-1].addresses[0])
     node = NodeEnv(hosts=("w.invalid", "localhost"))
 
-    assert network.detect(node, {"MA_CURRENT_IP": own.address}).route == own
+    assert network.detect(node, {"MA_CURRENT_IP": route.address}).route == route
 
 
 def test_emulated_nodes_do_not_look_up_names():
@@ -49,9 +49,11 @@ def test_emulated_nodes_do_not_look_up_names():
 
 
 def test_an_unknown_name_leaves_the_way_out_of_the_machine():
-    found = network.detect(FAR, {"MA_CURRENT_IP": "x"})
+    node_network = network.detect(FAR, {"MA_CURRENT_IP": "x"})
 
-    assert found.route.interface in {item.name for item in found.outward or found.interfaces}
+    assert node_network.route.interface in {
+        item.name for item in node_network.outward or node_network.interfaces
+    }
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,10 @@ PUBLISHED = v0(
 
 
 def test_the_platforms_table_becomes_version_1_0():
-    made = json.loads(rank_table.from_text(PUBLISHED).text)
+    table = json.loads(rank_table.from_text(PUBLISHED).text)
 
-    first, second = made["server_list"]
-    assert {name: made[name] for name in ("status", "version", "server_count")} == {
+    first, second = table["server_list"]
+    assert {name: table[name] for name in ("status", "version", "server_count")} == {
         "status": "completed",
         "version": "1.0",
         "server_count": "2",
@@ -104,9 +104,9 @@ def test_two_pods_of_one_server_share_its_entry():
     """A table lists each server once."""
     table = rank_table.from_text(v0(("p-0", "s", ["1.1.1.1"]), ("p-1", "s", ["1.1.1.2"])))
 
-    made = json.loads(table.text)
-    assert made["server_count"] == "1"
-    assert [device["rank_id"] for device in made["server_list"][0]["device"]] == ["0", "1"]
+    values = json.loads(table.text)
+    assert values["server_count"] == "1"
+    assert [device["rank_id"] for device in values["server_list"][0]["device"]] == ["0", "1"]
     assert [[rank for rank, _ in mine] for mine in table.nodes] == [[0], [1]]
 
 
@@ -215,9 +215,9 @@ def test_an_invalid_line_of_devices_is_reported(line, problem):
 LINES = ("10.0.0.1 4=192.168.1.1 5=192.168.2.1", "10.0.0.2 0=192.168.1.2 1=192.168.2.2")
 
 
-def make_site(node: int = 0, **given) -> Site:
+def make_site(node: int = 0, **values) -> Site:
     """Return the site of a job of two nodes with two ranks each."""
-    settings = {"mindspore": MindSpore(devices=LINES), "slots": 2, **given}
+    settings = {"mindspore": MindSpore(devices=LINES), "slots": 2, **values}
     table = settings.pop("rank_table", "")
     env = NodeEnv(job="j", node=node, hosts=("a", "b"), **settings)
     return Site(env, {"A": "b"}, PATHS, "/py", ("/usr/bin/python3", "-I", "/e.pyz"), table)
@@ -257,10 +257,10 @@ def test_all_nodes_write_the_same_table():
     assert tables[0] == tables[1]
 
 
-@pytest.mark.parametrize("given", [{"slots": 1}, {"hosts": ("a", "b", "c")}])
-def test_a_table_with_another_number_of_devices_is_refused(given):
+@pytest.mark.parametrize("values", [{"slots": 1}, {"hosts": ("a", "b", "c")}])
+def test_a_table_with_another_number_of_devices_is_refused(values):
     with pytest.raises(ArgsError, match=r"nodes: 2, devices per node: 2, 2\).*--procs-per-node"):
-        rank_table.launch(make_site()._replace(node=make_site().node._replace(**given)), ["x.py"])
+        rank_table.launch(make_site()._replace(node=make_site().node._replace(**values)), ["x.py"])
 
 
 def test_a_job_without_a_table_is_refused():
@@ -275,21 +275,21 @@ def test_an_incomplete_table_is_waited_for(tmp_path, until):
     import threading
 
     path = tmp_path / "jobstart_hccl.json"
-    found: list[str] = []
+    tables: list[str] = []
     reader = threading.Thread(
-        target=lambda: found.append(rank_table_file.read({"RANK_TABLE_FILE": str(tmp_path)}, 60))
+        target=lambda: tables.append(rank_table_file.read({"RANK_TABLE_FILE": str(tmp_path)}, 60))
     )
     reader.start()
     for text in ("", PUBLISHED[:40], v0(status="initializing")):
         path.write_text(text)
         # The reader polls five times a second.
         reader.join(0.5)
-        assert not found, text
+        assert not tables, text
 
     path.write_text(PUBLISHED)
 
     reader.join(30)
-    assert found == [PUBLISHED]
+    assert tables == [PUBLISHED]
 
 
 @pytest.mark.parametrize(

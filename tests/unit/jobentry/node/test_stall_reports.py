@@ -24,10 +24,10 @@ def waits(file: str) -> ThreadStack:
 
 
 def test_the_ranks_and_tensors_of_the_last_report_are_read():
-    found = (Late(0, ("allreduce.accuracy",)), Late(2, ("allreduce.loss", "allreduce.lr ...")))
+    expected = (Late(0, ("allreduce.accuracy",)), Late(2, ("allreduce.loss", "allreduce.lr ...")))
 
-    assert stall_reports.read(REPORT) == found
-    assert stall_reports.read("Missing ranks:\n1: [a]\n" + REPORT) == found
+    assert stall_reports.read(REPORT) == expected
+    assert stall_reports.read("Missing ranks:\n1: [a]\n" + REPORT) == expected
     assert stall_reports.read("epoch 3\nMissing ranks: none\n") == ()
 
 

@@ -42,7 +42,7 @@ def test_encoded_keys_come_back_whatever_they_are(keys: list[str]):
     more = "<EncodingType>url</EncodingType><IsTruncated>false</IsTruncated>"
     data = page(*(row(quote_plus(key)) for key in keys), more=more)
 
-    assert [found.name for found in s3_xml.page(data)[0]] == keys
+    assert [item.name for item in s3_xml.page(data)[0]] == keys
 
 
 @given(st.lists(PLAIN))
@@ -50,7 +50,7 @@ def test_keys_that_are_not_encoded_are_taken_as_they_are(keys: list[str]):
     """Without ``EncodingType``, a plus is a plus."""
     data = page(*(row(escape(key)) for key in keys))
 
-    assert [found.name for found in s3_xml.page(data)[0]] == keys
+    assert [item.name for item in s3_xml.page(data)[0]] == keys
 
 
 def test_a_listed_object_has_size_tag_and_time():

@@ -81,16 +81,16 @@ class Server(http.server.ThreadingHTTPServer):
 @pytest.fixture
 def server() -> Iterator[Any]:
     """A web server that answers with ``server.answer``."""
-    made: Any = Server(("127.0.0.1", 0), Handler)
-    made.seen = []
-    made.answer = lambda handler, count: handler.send_data()
-    made.uri = "http://127.0.0.1:%d" % made.server_address[1]
-    thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+    http_server: Any = Server(("127.0.0.1", 0), Handler)
+    http_server.seen = []
+    http_server.answer = lambda handler, count: handler.send_data()
+    http_server.uri = "http://127.0.0.1:%d" % http_server.server_address[1]
+    thread = threading.Thread(target=http_server.serve_forever, args=(0.05,))
     thread.start()
-    yield made
-    made.shutdown()
+    yield http_server
+    http_server.shutdown()
     thread.join()
-    made.server_close()
+    http_server.server_close()
 
 
 @pytest.fixture(autouse=True)
@@ -267,10 +267,10 @@ def test_a_server_that_stops_answering_counts_as_broken(server: Any, tmp_path: P
             handler.send_data()
 
     server.answer = answer
-    found = fetched(server.uri + "/a", tmp_path)
+    content = fetched(server.uri + "/a", tmp_path)
     stop.set()
 
-    assert found == DATA
+    assert content == DATA
 
 
 @pytest.mark.usefixtures("_short_patience")

@@ -112,13 +112,13 @@ def test_a_node_gathers_what_the_system_says(tmp_path: Path):
     node = NodeEnv(node=1, hosts=("w0", "w1"), node_dir=str(tmp_path))
     environ = {"HOME": str(tmp_path), "MA_LOG_DIR": str(tmp_path), "PWD": str(tmp_path)}
 
-    found = facts.gather(node, node_paths(environ, node), environ)
+    node_facts = facts.gather(node, node_paths(environ, node), environ)
 
-    assert (found.node, found.host) == (1, "w1")
-    assert found.limits.open_files > 0
-    assert found.shm_bytes == preflight.UNKNOWN or found.shm_bytes >= 0
-    assert any(disk.is_needed and disk.free_bytes > 0 for disk in found.disks)
-    assert not found.has_limited_ports
+    assert (node_facts.node, node_facts.host) == (1, "w1")
+    assert node_facts.limits.open_files > 0
+    assert node_facts.shm_bytes == preflight.UNKNOWN or node_facts.shm_bytes >= 0
+    assert any(disk.is_needed and disk.free_bytes > 0 for disk in node_facts.disks)
+    assert not node_facts.has_limited_ports
 
 
 def test_versions_come_from_the_wheels_of_the_first_python_on_path(tmp_path: Path):
@@ -237,9 +237,9 @@ def test_a_single_node_answers_with_its_own_facts(alone: NodePreflight):
     answer = ask(alone, number=3, step="facts", endpoints=[])
 
     assert answer["number"] == 3
-    found = preflight.from_values(json.loads(json.dumps(answer["found"])))
-    assert (found.node, found.links) == (0, ())
-    assert found.disks
+    node_facts = preflight.from_values(json.loads(json.dumps(answer["found"])))
+    assert (node_facts.node, node_facts.links) == (0, ())
+    assert node_facts.disks
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_every_node_has_two_different_partners(count: int):
             partners[first].add(second)
             partners[second].add(first)
 
-    assert all(len(found) >= 2 for found in partners.values())
+    assert all(len(with_node) >= 2 for with_node in partners.values())
 
 
 def test_two_nodes_have_only_each_other_and_one_has_none():

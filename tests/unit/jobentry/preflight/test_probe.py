@@ -32,8 +32,8 @@ def at(port: int, address: str = "127.0.0.1", node: int = 1) -> Target:
     return Target(node, 0, Endpoint("lo", address, port))
 
 
-def outcome(target: Target, limit_s: float = LIMIT_S, own: tuple[str, ...] = ()) -> Reach:
-    (result,) = reach([target], KEY, 0, own, limit_s)
+def outcome(target: Target, limit_s: float = LIMIT_S, addresses: tuple[str, ...] = ()) -> Reach:
+    (result,) = reach([target], KEY, 0, addresses, limit_s)
     assert result.target == target
     return result.reach
 
@@ -61,7 +61,7 @@ def test_many_nodes_are_reached_at_once(server: Server):
 
 def test_a_refused_connection_is_told_from_one_that_leads_back(closed_port: int):
     assert outcome(at(closed_port)) is Reach.REFUSED
-    assert outcome(at(closed_port), own=("127.0.0.1",)) is Reach.ITSELF
+    assert outcome(at(closed_port), addresses=("127.0.0.1",)) is Reach.ITSELF
 
 
 def test_an_address_at_which_another_node_answers_is_not_that_node(server: Server):

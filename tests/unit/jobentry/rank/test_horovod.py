@@ -59,9 +59,9 @@ def test_with_gloo_each_node_starts_ranks_and_the_head_the_store():
 
 
 def test_with_mpi_mpirun_carries_the_variables():
-    made = make("horovod", HOROVOD_CPU_OPERATIONS="ccl")
+    launch = make("horovod", HOROVOD_CPU_OPERATIONS="ccl")
 
-    (process,) = made.processes
+    (process,) = launch.processes
     command_line = " ".join(process.argv)
     assert "-x HOROVOD_CONTROLLER" in command_line
     assert "-x HOROVOD_CPU_OPERATIONS" in command_line
@@ -104,11 +104,11 @@ def test_an_elastic_job_has_a_driver_on_the_head_and_nothing_on_the_workers():
 @pytest.mark.parametrize("launcher", ["horovod", "horovod-gloo"])
 def test_a_timeline_that_is_an_output_is_a_file_in_it(launcher):
     """Horovod expects a file, and the variable of an output names a folder."""
-    made = make(launcher, outputs=(("HOROVOD_TIMELINE", "file:///t"),))
+    launch = make(launcher, outputs=(("HOROVOD_TIMELINE", "file:///t"),))
     plain = make(launcher, HOROVOD_TIMELINE="/t.json")
 
     folder = PATHS.output("HOROVOD_TIMELINE")
-    assert made.processes[-1].env["HOROVOD_TIMELINE"] == f"{folder}/timeline.json"
+    assert launch.processes[-1].env["HOROVOD_TIMELINE"] == f"{folder}/timeline.json"
     assert plain.processes[-1].env["HOROVOD_TIMELINE"] == "/t.json"
 
 

@@ -112,8 +112,8 @@ def test_a_secret_written_in_parts_is_masked(tmp_path: Path, cuts: tuple[int, ..
         written.grow()
         text += b"".join(written.pieces(is_last=True))
 
-    shown, _ = marks.Splitter().split(text)
-    joined = b"".join(line.partition(b" ")[2] for line in shown.split(b"\n"))
+    output, _ = marks.Splitter().split(text)
+    joined = b"".join(line.partition(b" ")[2] for line in output.split(b"\n"))
 
     assert b"hunt" not in joined.replace(b"hunting", b"")
     assert b"unte" not in joined

@@ -38,17 +38,17 @@ def listed(folder: Path) -> list[str]:
 
 def tree(folder: Path) -> dict[bytes, tuple[Any, ...]]:
     """Return the complete contents of a folder, with names as bytes."""
-    found: dict[bytes, tuple[Any, ...]] = {}
+    item_at: dict[bytes, tuple[Any, ...]] = {}
     for path in folder.rglob("*"):
         mode = path.lstat().st_mode
         key = os.fsencode(path.relative_to(folder))
         if stat.S_ISLNK(mode):
-            found[key] = ("link", os.readlink(os.fsencode(path)))  # noqa: PTH115 (its exact bytes)
+            item_at[key] = ("link", os.readlink(os.fsencode(path)))  # noqa: PTH115 (its exact bytes)
         elif stat.S_ISDIR(mode):
-            found[key] = ("folder", mode & 0o777)
+            item_at[key] = ("folder", mode & 0o777)
         else:
-            found[key] = ("file", mode & 0o777, path.read_bytes())
-    return found
+            item_at[key] = ("file", mode & 0o777, path.read_bytes())
+    return item_at
 
 
 def store_package(package: CodePackage, store: DirectoryStore, job: str = "job-1") -> str:
@@ -240,8 +240,8 @@ def test_names_keep_their_bytes_in_any_locale(tmp_path: Path):
         check=True,
     )
 
-    found = sorted(os.listdir(os.fsencode(tmp_path / "code")))  # noqa: PTH208 (bytes)
-    assert found == [b"link", name.encode()]
+    entries = sorted(os.listdir(os.fsencode(tmp_path / "code")))  # noqa: PTH208 (bytes)
+    assert entries == [b"link", name.encode()]
     assert (tmp_path / "code" / "link").is_file()
 
 

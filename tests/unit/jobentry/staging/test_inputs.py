@@ -66,14 +66,14 @@ EXPECTED = {
 def test_a_folder_is_copied_without_links_to_the_source(
     tmp_path: Path, data: Path, end: str, has_cache: bool
 ):
-    found = fetch_input(
+    folder = fetch_input(
         tmp_path / "node", data.as_uri() + end, tmp_path / "cache" if has_cache else None
     )
 
-    assert tree(found) == EXPECTED
-    assert not any(path.is_symlink() for path in found.rglob("*"))
+    assert tree(folder) == EXPECTED
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
     inodes = {path.stat().st_ino for path in data.rglob("*") if path.is_file()}
-    assert not inodes & {path.stat().st_ino for path in found.rglob("*")}
+    assert not inodes & {path.stat().st_ino for path in folder.rglob("*")}
 
 
 def test_entries_of_a_folder_that_are_no_files_are_named(
@@ -300,9 +300,9 @@ def test_the_cache_removes_the_least_recently_used_files(tmp_path: Path):
         time.sleep(0.01)
 
     sizes = [path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    found = {path.read_bytes()[:1] for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    contents = {path.read_bytes()[:1] for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert sum(sizes) <= 3500
-    assert found == {b"0", b"4", b"5"}
+    assert contents == {b"0", b"4", b"5"}
     assert (tmp_path / "got-1").read_bytes() == b"1" * 1000
 
 
@@ -360,10 +360,10 @@ def test_a_job_killed_while_fetching_blocks_no_other(tmp_path: Path, data: Path)
     )
     args = [str(tmp_path / "cache"), (data / "a").as_uri(), str(tmp_path / "got"), *sys.path]
     done = subprocess.run([sys.executable, "-c", code, *args], check=False)
-    found = fetch_input(tmp_path / "node", data.as_uri(), tmp_path / "cache")
+    folder = fetch_input(tmp_path / "node", data.as_uri(), tmp_path / "cache")
 
     assert done.returncode == -9
-    assert tree(found) == EXPECTED
+    assert tree(folder) == EXPECTED
 
 
 def test_an_unusable_cache_is_skipped(tmp_path: Path, data: Path):

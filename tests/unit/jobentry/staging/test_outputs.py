@@ -84,9 +84,9 @@ class Node:
 
 def seen(store: Path, node: int = 0) -> dict[str, bytes]:
     """Return the files in the manifest; fail if an object does not match it."""
-    found = manifest.load((store / manifest.key(node)).read_bytes())
+    loaded = manifest.load((store / manifest.key(node)).read_bytes())
     files = {}
-    for stored_file in found.files:
+    for stored_file in loaded.files:
         data = (store / stored_file.key).read_bytes()
         assert hashlib.sha256(data).hexdigest() == stored_file.sha256, stored_file
         assert len(data) == stored_file.size_bytes
@@ -340,8 +340,8 @@ def test_outputs_need_a_thread_before_the_ranks_start(
 
 def incomplete(node: Node) -> set[str]:
     """Return the files that the manifest lists as incomplete."""
-    found = manifest.load((node.store / manifest.key(node.env.node)).read_bytes())
-    return {stored_file.name for stored_file in found.files if stored_file.is_incomplete}
+    loaded = manifest.load((node.store / manifest.key(node.env.node)).read_bytes())
+    return {stored_file.name for stored_file in loaded.files if stored_file.is_incomplete}
 
 
 def age(path: Path, seconds: float) -> None:

@@ -91,23 +91,23 @@ def copy_parallel(
             return
         if not source.is_remote and not source.is_folder():
             raise missing(src_url)
-        found = list(source.below())
+        items = list(source.below())
         if file_list is not None:
             requested = {name.strip("/") for name in file_list}
-            found = [item for item in found if item.name in requested]
-        _copy_all(found, target, threads or 1)
+            items = [item for item in items if item.name in requested]
+        _copy_all(items, target, threads or 1)
 
 
-def _copy_all(found: list[PathInfo], target: Location, threads: int) -> None:
-    if not found or not target.is_remote:
+def _copy_all(items: list[PathInfo], target: Location, threads: int) -> None:
+    if not items or not target.is_remote:
         make_folder(target)
-    files = [item for item in found if not item.is_folder]
+    files = [item for item in items if not item.is_folder]
     if not files:
         logging.getLogger("moxing").warning("No files to copy.")
     # In OBS a folder exists through the keys below it; only an empty one needs an object of its
     # own.
-    used = {os.path.dirname(item.name) for item in found} if target.is_remote else set()
-    for item in found:
+    used = {os.path.dirname(item.name) for item in items} if target.is_remote else set()
+    for item in items:
         if item.is_folder and item.name not in used:
             make_folder(target.child(item.name))
     tasks = [partial(_copy_file, item.uri, target.child(item.name)) for item in files]
@@ -173,9 +173,9 @@ def stat(url: Any, client_id: Any = None) -> FileStatistics:
     """Return the size, the time and the type of a file or folder."""
     with translated("looking for", url):
         location = Location(url)
-        found = location.file()
-        if found is not None:
-            return FileStatistics(found.size_bytes, found.modified_ns, False)
+        stats = location.file()
+        if stats is not None:
+            return FileStatistics(stats.size_bytes, stats.modified_ns, False)
         if not location.is_folder():
             raise missing(url)
         at_ns = 0 if location.is_remote else os.stat(location.path).st_mtime_ns
@@ -184,9 +184,9 @@ def stat(url: Any, client_id: Any = None) -> FileStatistics:
 
 def get_size(url: Any, recursive: bool = False, client_id: Any = None) -> int:
     """Return the size of a file; for a folder 0, or with ``recursive`` the total of its files."""
-    found = stat(url)
-    if not found.is_directory or not recursive:
-        return found.length
+    stats = stat(url)
+    if not stats.is_directory or not recursive:
+        return stats.length
     with translated("listing", url):
         return sum(item.size_bytes for item in Location(url).below())
 
@@ -208,7 +208,7 @@ def remove(url: Any, recursive: bool = False, client_id: Any = None) -> None:
 
 
 def _remove_objects(prefix: str) -> None:
-    uris = [found.uri for found in objects.list(prefix)]
+    uris = [item.uri for item in objects.list(prefix)]
     in_parallel([partial(objects.delete, uri) for uri in uris if uri[-1] != "/"], _THREADS)
     # Some servers refuse to remove a folder that is not empty, so nested folders come first.
     for uri in sorted((uri for uri in uris if uri[-1] == "/"), reverse=True):
@@ -341,8 +341,8 @@ def walk(
 class DirEntry:
     """A file or folder, as ``os.scandir`` describes one."""
 
-    def __init__(self, path: str, found: PathInfo) -> None:
-        self.name, self.path, self._found = found.name, path, found
+    def __init__(self, path: str, info: PathInfo) -> None:
+        self.name, self.path, self._found = info.name, path, info
 
     def is_dir(self, **_: Any) -> bool:
         """Whether it is a folder."""
@@ -354,8 +354,8 @@ class DirEntry:
 
     def stat(self, **_: Any) -> FileStatistics:
         """Return its size, time and kind."""
-        found = self._found
-        return FileStatistics(found.size_bytes, found.modified_ns, found.is_folder)
+        info = self._found
+        return FileStatistics(info.size_bytes, info.modified_ns, info.is_folder)
 
 
 class _Entries(list):  # type: ignore[type-arg]

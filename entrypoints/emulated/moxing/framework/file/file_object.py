@@ -39,10 +39,12 @@ class File:
                     objects.fetch(location.uri, path)
                 elif how[0] == "r":
                     raise missing(location.url)
-            given = {name: options[name] for name in ("encoding", "errors") if name in options}
+            text_options = {
+                name: options[name] for name in ("encoding", "errors") if name in options
+            }
             if "b" not in self.mode:
-                given.setdefault("encoding", "utf-8")
-            file: IO[Any] = open(path, self.mode, **given)
+                text_options.setdefault("encoding", "utf-8")
+            file: IO[Any] = open(path, self.mode, **text_options)
         finally:
             os.unlink(path)
         self._uri = "" if how == "r" else location.uri
@@ -75,9 +77,9 @@ class File:
     def __getattr__(self, name: str) -> Any:
         if name == "_file":  # it could not be opened
             raise AttributeError(name)
-        found = getattr(self._file, name)
+        attribute = getattr(self._file, name)
         # ``File(url).read()`` drops the last reference to the file before the call, so keep one.
-        return partial(_call, self, found) if callable(found) else found
+        return partial(_call, self, attribute) if callable(attribute) else attribute
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._file)

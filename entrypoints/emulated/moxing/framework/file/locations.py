@@ -94,12 +94,12 @@ class Location:
         if self.is_named_folder or (self.is_remote and not self.key):
             return None
         try:
-            found = objects.stat(self.uri)
+            entry = objects.stat(self.uri)
         except ObjectError as error:
             if not _is_missing(error):
                 raise
             return None
-        return PathInfo("", self.uri, False, found.size_bytes, found.modified_ns)
+        return PathInfo("", self.uri, False, entry.size_bytes, entry.modified_ns)
 
     def is_folder(self) -> bool:
         """Whether the folder exists; in OBS, whether some key begins with its name."""
@@ -118,11 +118,11 @@ class Location:
 
     def _objects_below(self) -> Iterator[PathInfo]:
         seen: set[str] = set()
-        for found in objects.list(self.folder_uri):
-            parts = [part for part in found.name.split("/") if part]
+        for item in objects.list(self.folder_uri):
+            parts = [part for part in item.name.split("/") if part]
             if ".." in parts:
-                raise MoxFileReadException(f"listing {self.url}: {found.name!r} points outside it")
-            is_marker = found.name.endswith("/")
+                raise MoxFileReadException(f"listing {self.url}: {item.name!r} points outside it")
+            is_marker = item.name.endswith("/")
             for depth in range(1, len(parts) + is_marker):
                 folder = "/".join(parts[:depth])
                 if folder not in seen:
@@ -130,7 +130,7 @@ class Location:
                     yield PathInfo(folder, self.child(folder).uri, is_folder=True)
             if parts and not is_marker:
                 name = "/".join(parts)
-                yield PathInfo(name, found.uri, False, found.size_bytes, found.modified_ns)
+                yield PathInfo(name, item.uri, False, item.size_bytes, item.modified_ns)
 
     def _files_below(self) -> Iterator[PathInfo]:
         """Yield local files and folders; follow links, except to a folder above."""

@@ -48,10 +48,10 @@ def _makedirs(name: str, mode: int = 0o777, exist_ok: bool = False) -> None:
 
 
 def _stat(path: str, **_: Any) -> os.stat_result:
-    found = file_io.stat(path)
-    kind = stat.S_IFDIR | 0o755 if found.is_directory else stat.S_IFREG | 0o644
-    seconds = found.mtime_nsec // 10**9
-    return os.stat_result((kind, 0, 0, 1, 0, 0, found.length, seconds, seconds, seconds))
+    stats = file_io.stat(path)
+    kind = stat.S_IFDIR | 0o755 if stats.is_directory else stat.S_IFREG | 0o644
+    seconds = stats.mtime_nsec // 10**9
+    return os.stat_result((kind, 0, 0, 1, 0, 0, stats.length, seconds, seconds, seconds))
 
 
 def _rmtree(path: str, ignore_errors: bool = False, **_: Any) -> None:
