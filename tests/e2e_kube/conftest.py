@@ -348,6 +348,36 @@ def volcano_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
     return new_lab(request, tmp_path, "volcano")
 
 
+def bind(lab: Lab, kind: str, role: str, user: str) -> None:
+    """Give a user a role in the namespace."""
+    group = "rbac.authorization.k8s.io"
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": f"{role}-{user}"},
+        "roleRef": {"apiGroup": group, "kind": kind, "name": role},
+        "subjects": [{"kind": "User", "name": user, "apiGroup": group}],
+    }
+    path = f"/apis/{group}/v1/namespaces/{lab.namespace}/rolebindings"
+    lab.cluster.ask("POST", path, binding)
+
+
+def may_edit(lab: Lab, cluster: Cluster, *users: str) -> None:
+    """Give users the role ``edit`` in the namespace."""
+    # A controller fills this role from others.
+    cluster.controllers("clusterrole-aggregation")
+    role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/edit"
+    poll(lambda: lab.get(role).get("rules"), "rules of the role edit")
+    for user in users:
+        bind(lab, "ClusterRole", "edit", user)
+
+
+def log_in(lab: Lab, token: str) -> None:
+    """Use the namespace as another user."""
+    config = lab.cluster.kubeconfig(token=token, namespace=lab.namespace)
+    lab.environ["KUBECONFIG"] = str(config)
+
+
 @pytest.fixture
 def until() -> Callable[..., None]:
     """A function that waits until a condition holds."""

@@ -20,7 +20,7 @@ from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.store import certificates
 from jobentry.contract import variables
-from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab, cluster_of
+from tests.e2e_kube.conftest import PLURALS, RESOURCES, Lab, bind, cluster_of, log_in, may_edit
 from tests.support import kubelet, operators
 from tests.support.kube_cluster import MERGE, ROOT, Cluster, programs
 from tests.support.servers import ACCESS_KEY, SECRET_KEY, Server
@@ -663,26 +663,6 @@ def give_role(lab: Lab, engine: str) -> None:
     log_in(lab, lab.cluster.guest)
 
 
-def bind(lab: Lab, kind: str, role: str, user: str) -> None:
-    """Give a user a role in the namespace."""
-    group = "rbac.authorization.k8s.io"
-    binding = {
-        "apiVersion": f"{group}/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": f"{role}-{user}"},
-        "roleRef": {"apiGroup": group, "kind": kind, "name": role},
-        "subjects": [{"kind": "User", "name": user, "apiGroup": group}],
-    }
-    path = f"/apis/{group}/v1/namespaces/{lab.namespace}/rolebindings"
-    lab.cluster.ask("POST", path, binding)
-
-
-def log_in(lab: Lab, token: str) -> None:
-    """Use the namespace as another user."""
-    config = lab.cluster.kubeconfig(token=token, namespace=lab.namespace)
-    lab.environ["KUBECONFIG"] = str(config)
-
-
 def test_the_role_in_the_documentation_is_enough(lab: Lab, until: Callable[..., None]):
     """It covers a job from submission to removal in one namespace."""
     give_role(lab, lab.engine)
@@ -712,12 +692,7 @@ def test_users_with_the_same_role_share_the_jobs_of_a_namespace(
     """One submits, and another with other records follows and cancels; ``edit`` is enough."""
     lab: Lab = request.getfixturevalue(lab_of)
     if lab.engine == "job":
-        # A controller fills this role from others.
-        cluster.controllers("clusterrole-aggregation")
-        edit = "/apis/rbac.authorization.k8s.io/v1/clusterroles/edit"
-        until(lambda: lab.get(edit).get("rules"), "rules of the role edit")
-        bind(lab, "ClusterRole", "edit", "guest")
-        bind(lab, "ClusterRole", "edit", "peer")
+        may_edit(lab, cluster, "guest", "peer")
     else:
         give_role(lab, lab.engine)
         for name in ("cloudjob", f"cloudjob-{lab.engine}"):

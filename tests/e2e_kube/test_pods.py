@@ -9,12 +9,13 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import docker
 import pytest
 import yaml
 
-from tests.e2e_kube.conftest import LIMIT_S, Lab
+from tests.e2e_kube.conftest import LIMIT_S, Lab, log_in, may_edit
 from tests.e2e_kube.machine import PodRunner
 from tests.support import macos, portable_job
 from tests.support.kube_cluster import Cluster
@@ -457,6 +458,86 @@ def start(lab: Lab, *arguments: str) -> tuple[str, list[str]]:
     lab.await_log(job, b"[0] begun", b"[1] begun")
     items = lab.get(lab.core("Pod"))["items"]
     return job, sorted(item["metadata"]["name"] for item in items)
+
+
+SUM_OF_MPI = """
+from mpi4py import MPI
+total = MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.Get_rank() + 1)
+"""
+SUM_OF_TORCH = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+value = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(value)
+total = value.item()
+"""
+SUM_OF_MINDSPORE = """
+import os
+import mindspore as ms
+from mindspore.communication import get_rank, init
+ms.set_device("CPU")
+init()
+value = ms.ops.AllReduce()(ms.Tensor([float(get_rank() + 1)]))
+total = int(value.asnumpy()[0])
+"""
+SAVE = """
+import os, pathlib
+rank = os.environ.get("RANK_ID") or os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+pathlib.Path(os.environ["MODEL"], "rank-" + rank).write_text(str(total))
+print("the sum is", total)
+"""
+
+
+class Framework(NamedTuple):
+    """A launcher, a script that adds the numbers of the ranks, and an image for it."""
+
+    launcher: str
+    script: str
+    image: str
+
+
+@pytest.fixture(
+    params=[
+        ("mpirun", SUM_OF_MPI),
+        pytest.param(("torchrun", SUM_OF_TORCH), marks=pytest.mark.torch),
+        pytest.param(("dynamic-cluster", SUM_OF_MINDSPORE), marks=pytest.mark.mindspore),
+    ],
+    ids=lambda param: param[0],
+)
+def framework(
+    request: pytest.FixtureRequest, build: Callable[..., str], with_entry: Callable[[str], str]
+) -> Framework:
+    """Each framework that needs no operator."""
+    launcher, script = request.param
+    name = {"torchrun": "TORCH", "dynamic-cluster": "MINDSPORE"}.get(launcher)
+    is_ours = name is None
+    image = build("examples") if is_ours else with_entry(os.environ[f"CLOUDJOB_TEST_{name}_IMAGE"])
+    return Framework(launcher, script, image)
+
+
+def test_edit_in_one_namespace_is_enough_for_two_nodes_of_each_framework(
+    job_lab: Lab, cluster: Cluster, engine: docker.APIClient, framework: Framework
+):
+    """The cluster has no operator, and its users nothing but this role."""
+    lab = job_lab
+    may_edit(lab, cluster, "guest")
+    (lab.source / "train.py").write_text(framework.script + SAVE)
+    options = ("--config", "job.yaml", "-n", "2", "-e", "GLOG_v=3")
+    options += ("--launcher", framework.launcher)
+    target = lab.folder / "results"
+    with PodRunner(lab, engine, framework.image):
+        log_in(lab, lab.cluster.guest)
+        done = lab.run("submit", *options, "--output", "MODEL=", "train.py")
+        fetched = lab.run("outputs", done.job, "--to", str(target))
+        status = lab.status(done.job)
+
+    assert done.code == 0, done
+    lines = [line for line in done.out.splitlines() if "the sum" in line]
+    assert sorted(lines) == ["[0] the sum is 3", "[1] the sum is 3"], done
+    assert fetched.code == 0, fetched
+    files = {path.name: path.read_text() for path in target.rglob("rank-*")}
+    assert files == {"rank-0": "3", "rank-1": "3"}
+    assert (status["state"], status["backend"]) == ("SUCCEEDED", "kubernetes"), status
 
 
 @pytest.mark.parametrize("node", [0, 1])
