@@ -37,7 +37,7 @@ EXTRAS = {
     "backends/delivery.py": "docker",
     "backends/kubernetes": "kubernetes",
     "backends/modelarts": "modelarts",
-    "cli/console.py": "console",
+    "cli/commands/console.py": "console",
     "console": "console",
     "emulator": "emulator",
     "machine/images.py": "docker",
