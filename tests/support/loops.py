@@ -13,6 +13,7 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.control.loop import FORWARDED_SIGNALS, STOP_SIGNALS, NodeEvents, NodeLoop, NodeSetup
 from jobentry.node.journal import Journal
+from jobentry.system.processes import children
 
 _NUMBERS = (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD)
 
@@ -23,10 +24,14 @@ def make_loop(
     events: NodeEvents | None = None,
     now_s: Callable[[], float] = time.monotonic,
 ) -> NodeLoop:
-    """Return the loop of a node, with the FIFO that it reads."""
+    """Return the loop of a node, with the FIFO that it reads.
+
+    The children of the test process, such as servers of other tests, are not its own to end.
+    """
     if not Path(paths.events).exists():
         os.mkfifo(paths.events)
-    return NodeLoop(NodeSetup(node, paths, Journal()), events or NodeEvents(), now_s)
+    setup = NodeSetup(node, paths, Journal(), child_ids=tuple(children()))
+    return NodeLoop(setup, events or NodeEvents(), now_s)
 
 
 class Clock:

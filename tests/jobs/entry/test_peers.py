@@ -154,7 +154,7 @@ class Head:
         for process in self.processes.values():
             process.kill()
             process.wait()
-        self.loop.close()
+        self.loop.close(tuple(self.loop.own_children))
 
 
 @pytest.fixture
