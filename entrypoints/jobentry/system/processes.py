@@ -26,7 +26,7 @@ def adopt_orphans() -> None:
 
 
 def reap(kept: Collection[int]) -> None:
-    """Reap the children that have ended, except ``own``, which other code waits for.
+    """Reap the children that have ended, except ``kept``, which other code waits for.
 
     Otherwise a script that runs for days and keeps starting programs could fill the process table:
     the orphans of these programs become our children (``adopt_orphans``), not those of the
