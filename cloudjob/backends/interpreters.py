@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cloudjob import installation
+from cloudjob.backends import delivery
 from cloudjob.errors import BackendError
 from cloudjob.home import make_home, private_folder, writing
 from cloudjob.model.text import why_failed
@@ -163,10 +164,10 @@ def entry_of(home: Path) -> str:
     so the unpacked files are compared with their digest each time.
 
     Raises:
-        BackendError: The disk is full, or other users may write to the folder.
+        BackendError: The entry cannot be read, the disk is full, or other users may write to the
+            folder.
     """
-    archive = installation.ENTRY
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    digest = hashlib.sha256(delivery.entry()).hexdigest()
     folder = home / "entry" / f"{digest[:16]}-{sys.implementation.cache_tag}"
     with writing("unpacking the entry", folder):
         make_home(home)
@@ -174,7 +175,7 @@ def entry_of(home: Path) -> str:
         if folder.is_dir():
             private_folder(folder)
         if not _is_whole(folder):
-            _unpack(archive, folder)
+            _unpack(installation.ENTRY, folder)
     return str(folder)
 
 

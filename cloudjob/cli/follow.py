@@ -73,7 +73,7 @@ def stream(job: Job, descriptor: int, *, follow: bool, selection: LogFilter | No
     """Show a job's log as it arrives: the ranks' output there, messages of the entry on stderr.
 
     On a terminal, the states of progress bars are shown below a log that is followed; without
-    ``shown``, so is the activity of the job.
+    ``selection``, so is the activity of the job.
     """
     from cloudjob.cli.activity import Activity
     from cloudjob.cli.live import LiveLines, is_terminal, write_all

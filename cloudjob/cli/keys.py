@@ -96,7 +96,7 @@ class Position:
         """Move or sort as a key says.
 
         Args:
-            shown: The number of rows that are shown.
+            page_rows: The number of rows that are shown.
         """
         page = max(1, page_rows)
         steps = {Key.UP: -1, Key.DOWN: 1, Key.PAGE_UP: -page, Key.PAGE_DOWN: page}

@@ -137,6 +137,7 @@ class Page(NamedTuple):
         unfinished: The number of selected lines that are not finished, such as progress bars.
         is_live: Whether the job may still write lines.
         is_complete: Whether the job has ended and all of its log was read.
+        has_metrics: Whether the metrics in all of these lines are known; they take longer.
         error: Why the log cannot be read, or not to its end; empty if it can.
     """
 
@@ -146,6 +147,7 @@ class Page(NamedTuple):
     unfinished: int = 0
     is_live: bool = False
     is_complete: bool = False
+    has_metrics: bool = True
     error: str = ""
     rows: Sequence[dict[str, Any]] = ()
     unfinished_rows: Sequence[dict[str, Any]] = ()
@@ -202,6 +204,7 @@ class LogTable:
         # Metric, rank, and whether it was detected -> step, value and time of each point in turn;
         # much smaller than a list of points.
         self._metrics: dict[tuple[str, int | None, bool], array[float]] = {}
+        self._has_metrics = True
         # Unfinished lines of ranks, such as progress bars.
         self._open: dict[tuple[int, int | None], bytes] = {}
         # Selection -> the number of lines searched, and the numbers of the lines found.
@@ -243,6 +246,7 @@ class LogTable:
                 unfinished=len(unfinished),
                 is_live=not (self._attempt or self._job.has_final_status),
                 is_complete=self._is_complete,
+                has_metrics=self._has_metrics,
                 error=self._error,
                 rows=rows,
                 unfinished_rows=unfinished[:_MAX_UNFINISHED],
@@ -503,10 +507,12 @@ class LogTable:
                     if self._is_closed:
                         return False
                     self._add(piece)
+                    self._has_metrics = False
                 # This takes far longer, and a page needs the lines first.
                 points = reader.add(piece.node, piece.data)
                 with self._lock:
                     self._add_metrics(points, piece.at)
+                    self._has_metrics = True
                 if time.monotonic() > self._requested_at_s + _UNWATCHED_S:
                     return False
             return True

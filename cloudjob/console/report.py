@@ -43,11 +43,11 @@ def render(job: Job) -> str:
     """
     missing: list[str] = []
     read = _reader(missing)
-    charts_html = _charts(job, read)
+    drawn = _charts(job, read)
     files = read("outputs", lambda: list(job.outputs()), [])
     return _page(
         job,
-        charts_html,
+        drawn,
         hint=failure_hint.of_job(job, job.status()),
         facts=facts(job.status(), job),
         spec=read("description", lambda: texts_of(job.spec(), keeps_empty=False), {}),

@@ -250,8 +250,8 @@ def _usage_of(
     """Return processor and memory usage of all processes below ``keeper``, in percent.
 
     Args:
-        name: The name of the node in ``known``.
-        known: The time and processor time at the last call for each node; it is updated.
+        name: The name of the node in ``previous``.
+        previous: The time and processor time at the last call for each node; it is updated.
     """
     if not keeper or not Path(f"/proc/{keeper}").exists():
         return -1.0, -1.0

@@ -416,7 +416,7 @@ def check_text(value: str, quoted: str = "") -> str:
     """Return ``value`` if Linux can pass it to a program.
 
     Args:
-        shown: How errors show the text.
+        quoted: How errors show the text.
 
     Raises:
         ValueError: Linux cannot pass it.

@@ -45,7 +45,7 @@ def job_store(store_of_job: str, default: str, sections: Mapping[str, Mapping[st
     """Return the URI of a job's store.
 
     Args:
-        own: The store that the job names; missing options come from its section, then from
+        store_of_job: The store that the job names; missing options come from its section, then from
             ``default``. Empty if the job names none.
         default: The store of the job's platform.
     """

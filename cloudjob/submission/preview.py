@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cloudjob import installation
+from cloudjob.backends import delivery
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.text import hide, why_failed
@@ -60,8 +61,13 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
 
     Args:
         planned_nodes: The number of nodes to plan, starting with the head; None for all.
+
+    Raises:
+        BackendError: The entry, which plans the nodes, cannot be read.
     """
     script = script_check.check(spec)
+    # Only to see that it is there, before a node's plan fails without it.
+    delivery.entry()
     target = Target.open(spec, home)
     with TemporaryDirectory(prefix="cloudjob-pack-") as scratch:
         decision = preparation.decide(spec, script, target, Path(scratch), may_query=False)

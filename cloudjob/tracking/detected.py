@@ -47,7 +47,8 @@ MOST_CHARACTERS = 4000
 _SHAPE = str.maketrans("123456789", "0" * 9)
 _NUMBERED_WORD = re.compile(r"(?:f|top)[0-9]", re.IGNORECASE)
 _BEHIND_SLASH = re.compile(r"/[0-9]")
-_MOST_SHAPES = 2000
+# Characters of the shapes that are remembered: the places in a line may take 30 times its size.
+_MOST_REMEMBERED = 500_000
 _NOWHERE = slice(0, 0)
 _PREFILTER = (
     rf"(?i)(?:{'|'.join(_WORDS)})[a-z0-9_@'\"]{{0,30}}[ \t]{{0,4}}[=:]?[ \t]{{0,4}}"
@@ -98,6 +99,7 @@ class Finder:
     def __init__(self, others: Collection[str] = ()) -> None:
         self._others = others
         self._places: dict[str, _Places] = {}
+        self._remembered = 0
 
     def find(self, lines: Sequence[str]) -> Iterator[tuple[int, NamedValue]]:
         """Yield the metrics in lines, each with the number of its line."""
@@ -113,10 +115,12 @@ class Finder:
                     yield number, NamedValue(name, quotient, float(step) if step else None, True)
 
     def _learn(self, line: str, shape: str) -> _Places:
-        if len(self._places) == _MOST_SHAPES:
-            self._places.clear()
         places = _places(line)
         if len(line) <= MOST_CHARACTERS:
+            self._remembered += len(line)
+            if self._remembered > _MOST_REMEMBERED:
+                self._places.clear()
+                self._remembered = len(line)
             self._places[shape] = places
         return places
 

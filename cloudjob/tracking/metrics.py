@@ -173,9 +173,8 @@ class MetricReader:
                 return None
             values += ((number, item) for number, each in selected for item in _value(name, each))
         values += self._unnamed(text.decode())
-        if self._patterns:
-            # Those of a line stay in this order.
-            values.sort(key=itemgetter(0))
+        # Those of a line stay in this order.
+        values.sort(key=itemgetter(0))
         ranks = [int(rank) for rank in _MARK.findall(block)]
         at = self._at.get(node) or None
         return [self._point(at, ranks[number], item) for number, item in values]
@@ -229,7 +228,8 @@ class MetricReader:
         # Values with a step are counted, too, as not every line may have one.
         count = self._next_steps.get((item.name, rank), 0)
         self._next_steps[item.name, rank] = count + 1
-        return int(item.step) if item.step is not None and math.isfinite(item.step) else count
+        step = _whole(item.step)
+        return count if step is None else step
 
     def _step_of_detected(self, rank: int, item: NamedValue) -> int:
         """Return a step that grows with each value, as many count theirs anew in each epoch.
@@ -237,10 +237,10 @@ class MetricReader:
         A line without a step, such as a result at the end of an epoch, has the one before it.
         """
         least = self._next_steps.get((item.name, rank), 0)
-        step = self._reached.get(rank, 0) if item.step is None else int(item.step)
-        step = max(step, least)
+        printed = _whole(item.step)
+        step = max(self._reached.get(rank, 0) if printed is None else printed, least)
         self._next_steps[item.name, rank] = step + 1
-        if item.step is not None:
+        if printed is not None:
             self._reached[rank] = step
         return step
 
@@ -290,6 +290,11 @@ def _is_number(value: Any) -> bool:
     """Whether a value is a number; NaN and infinity count, as a loss may be either."""
     is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     return is_whole or isinstance(value, float)
+
+
+def _whole(step: float | None) -> int | None:
+    """Return a printed step as a whole number; None if it is none, such as NaN."""
+    return int(step) if step is not None and abs(step) < 2**63 else None
 
 
 def _number(value: Any) -> float | None:

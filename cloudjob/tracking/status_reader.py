@@ -263,13 +263,16 @@ class StatusReader:
             text = f"{store_uri}: {error}" if isinstance(error, TimeoutError) else error
             self.record_error = f"reading the record of the job: {text}"
             return None
-        return record if record and record.job == self._access.record.job else None
+        return record
 
     def _stored_exit_record(self) -> exits.ExitRecord | None:
         store = self._access.store_with_retries(_STORE_S)
-        key = JobPaths(self._access.record.job).record
+        job = self._access.record.job
+        key = JobPaths(job).record
         try:
             record = exits.load(store.get_bytes(key, limit_bytes=SMALL_LIMIT_BYTES))
+            if record.job != job:
+                raise exits.RecordError(f"reading an exit record: it is of the job {record.job}")
         except ObjectMissing:
             return None
         except (UnreadableObject, exits.RecordError) as error:

@@ -386,6 +386,24 @@ def test_locals_say_what_a_value_is():
     assert vague == set()
 
 
+def test_a_docstring_describes_only_arguments_that_a_function_has():
+    others = {
+        f"{relative_name(path)}:{function.lineno}: {name}"
+        for path in [*LAPTOP, *CONTAINER]
+        for function in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for name in described_arguments(ast.get_docstring(function) or "")
+        if name not in {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    }
+    assert others == set()
+
+
+def described_arguments(docstring: str) -> list[str]:
+    """Return the names in the section ``Args`` of a docstring."""
+    section = docstring.partition("\nArgs:\n")[2].partition("\n\n")[0]
+    return re.findall(r"^    (\w+):", section, re.MULTILINE)
+
+
 def test_every_variable_is_documented():
     """Users must also know which variables are passed to the ranks because of their prefix."""
     text = (ROOT / "docs" / "reference" / "environment.md").read_text()

@@ -308,7 +308,7 @@ class DockerBackend(Backend[DockerRequest]):
         return status_of
 
     def sweep(self, known_jobs: Collection[str]) -> list[str]:
-        """Remove the leftovers of our jobs that are not ``known``; return these jobs' names."""
+        """Remove the leftovers of our jobs not in ``known_jobs``; return these jobs' names."""
         with engine.translate_errors("looking for leftovers of jobs"):
             ours = f"{OWNER_LABEL}={self.owner()}"
             listed = [*self._listed(ours), *self._client.networks(filters={"label": ours})]

@@ -70,7 +70,7 @@ def fresh_keys(keys: Mapping[str, str]) -> bytes:
 
 def entry() -> bytes:
     """Return the entry of this cloudjob."""
-    return deliveries.files()[paths.ENTRY]
+    return deliveries.entry()
 
 
 def entry_digest() -> str:

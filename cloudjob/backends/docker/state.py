@@ -141,7 +141,7 @@ def seen_nodes(
     """Return the nodes of a job, by their numbers, as the rules of supervision see them.
 
     Args:
-        found: The containers; those that are over are inspected.
+        containers: All of them; those that are over are inspected.
         reported: The ids of those whose end was reported to the head.
     """
     by_node = {item.node: item for item in containers}

@@ -93,11 +93,11 @@ def entries(files: str, kind: str) -> dict[str, Any]:
     Raises:
         UsageError: A file cannot be read, or is not a kubeconfig.
     """
-    entry_of: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for loaded in _loaded(files):
         of_file = {item["name"]: item.get(kind[:-1]) or {} for item in loaded.get(kind) or ()}
-        entry_of = {**of_file, **entry_of}
-    return entry_of
+        by_name = {**of_file, **by_name}
+    return by_name
 
 
 def _loaded(files: str) -> Iterator[dict[str, Any]]:

@@ -533,7 +533,7 @@ def _saving(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
 
 
 def _saved_logs(place: Place, pods_there: list[Pod]) -> list[tuple[int, Path]]:
-    """Return node and file of each saved log whose pod is not among ``found``, oldest first."""
+    """Return node and file of saved logs whose pods are not in ``pods_there``, oldest first."""
     existing = {pod.uid for pod in pods_there}
     saved = []
     for path in place.folder.glob("*.log"):

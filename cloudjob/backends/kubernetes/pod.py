@@ -127,7 +127,7 @@ def template(
 
     Args:
         command: The command that starts the entry; the script's words follow it.
-        own: More variables, for this kind of node alone.
+        role_env: More variables, for this kind of node alone.
         has_delivery: Whether the job has a Secret.
     """
     spec = submission.spec

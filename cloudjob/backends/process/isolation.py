@@ -69,7 +69,7 @@ def isolate(
     Args:
         mounts: Folders and files with their paths on the node; empty to share all files.
         protected: Folders of this machine, each with the folder that holds the node's changes.
-        shown: Folders and files that the node can only read, with their paths there.
+        visible: Folders and files that the node can only read, with their paths there.
 
     Raises:
         OSError: This machine does not allow it.

@@ -151,7 +151,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         files = {
             script.JOB_SCRIPT: os.fsencode(request.job_script),
             **{name: os.fsencode(text) for name, text in request.node_scripts.items()},
-            Path(request.entry).name: Path(request.entry).read_bytes(),
+            Path(request.entry).name: deliveries.entry(),
             paths.DELIVERED_ENV: variables.dump(request.env),
         }
         if not self._cluster.entry_python:

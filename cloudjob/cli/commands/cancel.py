@@ -37,11 +37,11 @@ def _cancel(options: argparse.Namespace) -> int:
 
 def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
     """Cancel every matching job and wait for all; report failures and continue."""
-    running = [job for job in cloudjob.jobs(**filters) if not job.is_over]
+    unended = [job for job in cloudjob.jobs(**filters) if not job.is_over]
     if not any(filters.values()):
-        sweeps.give_up(running)
+        sweeps.give_up(unended)
     cancelled, code = [], 0
-    for job in running:
+    for job in unended:
         try:
             job.cancel(is_urgent=is_urgent)
             cancelled.append(job)
@@ -54,7 +54,7 @@ def _cancel_all(filters: dict[str, Any], *, is_urgent: bool) -> int:
         except CloudJobError as error:
             print_error(error)
             code = error.exit_code
-    print_message(f"{len(cancelled)} of {counted(len(running), 'job')} cancelled")
+    print_message(f"{len(cancelled)} of {counted(len(unended), 'job')} cancelled")
     return code
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     # A job of a sweep that was not submitted has only a status.
-    _Found = list[cloudjob.Job | JobStatus]
+    _Statuses = list[cloudjob.Job | JobStatus]
     _Rows = list[tuple[JobStatus, cloudjob.Job | None]]
 
 _NO_JOBS = "no jobs yet; `cloudjob submit SCRIPT` starts one"
@@ -38,7 +38,7 @@ def _list(options: argparse.Namespace) -> int:
         options.sweep = cloudjob.attach_sweep(options.sweep).id
     filters = {**filters_of(options), "store": options.store, "sweep": options.sweep}
 
-    def look() -> _Found:
+    def look() -> _Statuses:
         jobs = cloudjob.jobs(**filters, limit=options.limit, on_progress=print_warning)
         return [*jobs[::-1], *sweeps.unsubmitted(options)] if options.sweep else [*jobs]
 
@@ -50,7 +50,7 @@ def _list(options: argparse.Namespace) -> int:
         return _show_list(statuses, options, is_all=not any(filters.values()))
 
 
-def _show_list(statuses: _Found, options: argparse.Namespace, *, is_all: bool) -> int:
+def _show_list(statuses: _Statuses, options: argparse.Namespace, *, is_all: bool) -> int:
     if options.json:
         print(f"[{', '.join(map(_json_of, statuses))}]")
     elif statuses and sys.stdout.isatty() and not (options.all or options.limit):
@@ -81,7 +81,7 @@ def _json_of(each: cloudjob.Job | JobStatus) -> str:
     return json.dumps(status_json(each)) if isinstance(each, JobStatus) else each.status_json()
 
 
-def _rows(statuses: _Found) -> _Rows:
+def _rows(statuses: _Statuses) -> _Rows:
     return [
         (each, None) if isinstance(each, JobStatus) else (each.last_status or each.status(), each)
         for each in statuses
@@ -89,7 +89,7 @@ def _rows(statuses: _Found) -> _Rows:
 
 
 def _print_jobs(
-    statuses: _Found,
+    statuses: _Statuses,
     options: argparse.Namespace,
     height: int | None = None,
     *,
@@ -122,7 +122,7 @@ def _print_jobs(
     return len(cells)
 
 
-def _watch(look: Callable[[], _Found], options: argparse.Namespace) -> int:
+def _watch(look: Callable[[], _Statuses], options: argparse.Namespace) -> int:
     """Print the list again whenever a job has changed, until Ctrl-C or the key q."""
     from cloudjob.cli.keys import Key, Keys, Position
 
@@ -155,7 +155,7 @@ def _watch(look: Callable[[], _Found], options: argparse.Namespace) -> int:
     return 0
 
 
-def _sorted(statuses: _Found, order: str) -> _Found:
+def _sorted(statuses: _Statuses, order: str) -> _Statuses:
     if order == "age":
         return statuses
     if order == "oldest":

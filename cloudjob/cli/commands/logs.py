@@ -68,7 +68,7 @@ def _raw_logs(job: cloudjob.Job, options: argparse.Namespace) -> int:
 
 
 def _check_numbers(flag: str, text: str, count: int) -> None:
-    """Check that a job with ``known`` nodes or ranks has all that are in a list."""
+    """Check that a job with ``count`` nodes or ranks has all that are in a list."""
     highest = max(map(int, text.replace("-", ",").split(",")), default=0) if text else 0
     # The number of ranks is 0 until the nodes have reported it.
     if count and highest >= count:

@@ -44,20 +44,16 @@ def _package_explain(options: argparse.Namespace) -> int:
     from cloudjob.package import explain
 
     spec = described(options)
-    decision_made = explain(
+    decision = explain(
         Path(spec.source), options.path, home=state_home(), follow_links=spec.links == "follow"
     )
     if options.json:
-        print_json(decision_made._asdict())
+        print_json(decision._asdict())
         return 0
-    at = (
-        ""
-        if decision_made.decided_at.rstrip("/") == decision_made.path.rstrip("/")
-        else decision_made.decided_at
-    )
+    at = "" if decision.decided_at.rstrip("/") == decision.path.rstrip("/") else decision.decided_at
     where = f" (through {one_line(at)})" if at else ""
-    decision = "included" if decision_made.is_packed else "left out"
-    print(f"{one_line(decision_made.path)}: {decision}: {one_line(decision_made.rule)}{where}")
+    outcome = "included" if decision.is_packed else "left out"
+    print(f"{one_line(decision.path)}: {outcome}: {one_line(decision.rule)}{where}")
     return 0
 
 

@@ -242,9 +242,8 @@ async def until_read(log: LogTable) -> None:
     while True:
         page = await in_thread(log.page, Selection(), 0, 0)
         # What a running job has written so far has been read once no more lines arrive.
-        is_read = (
-            page.is_complete or bool(page.error) or (page.is_live and 0 < page.total == before)
-        )
+        is_read_to_now = page.is_live and page.has_metrics and 0 < page.total == before
+        is_read = page.is_complete or bool(page.error) or is_read_to_now
         limit_s = _LIVE_READ_S if page.is_live else _READ_S
         if is_read or time.monotonic() > begun_s + limit_s:
             return

@@ -130,7 +130,7 @@ class Obs:
         Symbolic links are not followed: a job may replace any file or folder below ``root``.
 
         Args:
-            known: Size and time of each uploaded file; it is updated.
+            states: Size and time of each uploaded file; it is updated.
         """
         names = list(_files(root, folder))
 

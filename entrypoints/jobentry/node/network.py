@@ -108,7 +108,7 @@ def _route(node: NodeEnv, address: str, network: NodeNetwork) -> Route:
     """Return the way to the other nodes.
 
     Args:
-        given: The address of this node in ``MA_CURRENT_IP``. The platform may set that of the
+        address: The address of this node in ``MA_CURRENT_IP``. The platform may set that of the
             physical machine, which no interface of a container has.
     """
     interfaces = network.interfaces

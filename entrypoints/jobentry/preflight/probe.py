@@ -177,7 +177,7 @@ def reach(
     """Try all targets at once, with a large message to each; return what came of it.
 
     Args:
-        own: The addresses of this node.
+        addresses: The addresses of this node.
         limit_s: Seconds after which what has not answered counts as silent.
     """
     with selectors.DefaultSelector() as selector:

@@ -100,7 +100,7 @@ class OutputFolder:
         return stamp_of
 
     def _note(self, name: str, stamp_of: dict[str, Stamp], others: _Others) -> None:
-        """Add a file to ``found``, and anything else to ``others``."""
+        """Add a file to ``stamp_of``, and anything else to ``others``."""
         path = self.path_of(name)
         stamp = _stamp(path)
         is_link = os.path.islink(path)

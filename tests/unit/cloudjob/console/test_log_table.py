@@ -138,6 +138,24 @@ def test_metrics_are_found_while_the_log_is_read_and_it_is_read_once():
     assert job.reads == 1
 
 
+def test_a_page_has_lines_before_their_metrics_and_says_so():
+    may_search = threading.Event()
+
+    class SlowReader(MetricReader):
+        def add(self, node: int, data: bytes) -> list[MetricPoint]:
+            assert may_search.wait(60)
+            return super().add(node, data)
+
+    job = Job(LogPiece(0, b"[0] loss 0.5\n"), has_ended=False)
+    job.metric_reader = lambda: SlowReader({}, detects=True)  # type: ignore[method-assign]
+    with open_table(job, is_read=False) as log:
+        poll(lambda: log.page(Selection(), 0, 1).rows, "the line")
+        assert (log.page(Selection(), 0, 1).has_metrics, log.metrics()) == (False, [])
+        may_search.set()
+        poll(lambda: log.page(Selection(), 0, 1).has_metrics, "the metrics")
+        assert len(log.metrics()) == 1
+
+
 def test_a_line_has_the_time_of_its_piece():
     pieces = (LogPiece(0, b"[0] first\n"), LogPiece(1, b"[1] second\n[2] third\n", 1000.7))
     with open_table(Job(*pieces)) as log:

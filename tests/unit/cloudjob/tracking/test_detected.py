@@ -150,5 +150,14 @@ def test_a_result_without_a_step_has_the_step_before_it():
     assert [(point.step, point.value) for point in points] == [(10, 0.5), (20, 0.6)]
 
 
+@pytest.mark.parametrize("step", ["nan", "inf", "-inf", "1e300"])
+def test_a_step_that_is_no_whole_number_counts_as_none(step: str):
+    reader = MetricReader({}, detects=True)
+
+    points = reader.add(0, f"[0] step 7 loss 3\n[0] {{'loss': 2, 'step': {step}}}\n".encode())
+
+    assert [(point.step, point.value) for point in points] == [(7, 3.0), (8, 2.0)]
+
+
 def test_nothing_is_detected_unless_asked():
     assert not MetricReader({}).add(0, b"[0] loss 0.5\n")

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import pytest
 
 from cloudjob.backends.base import Backend
-from cloudjob.backends.native import Ended, NativeStatus, Running
-from cloudjob.errors import BackendError, JobNotFound, Unreachable, UsageError
+from cloudjob.backends.native import Absent, Ended, NativeStatus, Running
+from cloudjob.errors import BackendError, JobNotFound, StoreError, Unreachable, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import times
@@ -132,6 +132,29 @@ def test_an_entry_that_could_not_reach_the_store_is_reported_with_its_last_messa
         "uploading the output M: put x: refused; gave up after 20 s (attempts: 6):"
         " node 0 ended with exit code 125"
     )
+
+
+class OutOfReach(Platform):
+    """A platform of a stranger that this user cannot ask."""
+
+    def status(self, _handle: str) -> NativeStatus:
+        return Absent(Absence.OUT_OF_REACH)
+
+
+@pytest.mark.parametrize("written_job", ["other-1", ["train-1"], {}, None])
+def test_the_record_of_another_job_ends_the_wait_for_a_job_out_of_reach(
+    written_job: Any, tmp_path: Path
+):
+    """The head writes one record, last, so no other will come."""
+    record = record_of(tmp_path)._replace(home="/home/stranger")
+    put_record(tmp_path)
+    path = tmp_path / "store" / JobPaths("train-1").record
+    path.write_text(json.dumps({**json.loads(path.read_text()), "job": written_job}))
+    job = Job(record, OutOfReach(timestamp()), tmp_path)
+
+    with pytest.raises(StoreError, match="waiting for train-1: its record is invalid"):
+        job.wait(timeout_s=5)
+    assert job.status().state is JobState.UNKNOWN
 
 
 @pytest.mark.parametrize(

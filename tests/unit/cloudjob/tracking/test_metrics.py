@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudjob.errors import UsageError
@@ -175,8 +175,11 @@ _LINES = st.lists(
 )
 
 
-@given(lines=_LINES, is_structured=st.booleans())
-def test_lines_with_metrics_are_searched_together_as_they_are_one_by_one(lines, is_structured):
+@given(lines=_LINES, is_structured=st.booleans(), has_patterns=st.booleans())
+@example([("[0] ", ["loss", "3"]), ("[0] ", ['{"loss": 0.5}'])], True, False)
+def test_lines_with_metrics_are_searched_together_as_they_are_one_by_one(
+    lines, is_structured, has_patterns
+):
     """A log in which most lines have metrics is searched in blocks; the result must not differ."""
     texts = [mark + " ".join(words) + "\n" for mark, words in lines]
     block = "".join(text for text in texts if is_structured or "{" not in text).encode()
@@ -185,6 +188,7 @@ def test_lines_with_metrics_are_searched_together_as_they_are_one_by_one(lines, 
         "b": r"(\S+)$",
         "c": r"x|(?:step (?P<step>\d+))? (\d)",
     }
+    patterns = patterns if has_patterns else {}
     points_of_runs = []
     for start in (b"[5] loss 1\n" * 50, b"[5]+ a part, so each line is searched on its own\n"):
         reader = MetricReader(patterns, detects=True)
