@@ -171,10 +171,12 @@ def _of_platform(node: NodeEnv, value: str, network: NodeNetwork) -> Choice:
         # NCCL compares beginnings, so that eth0 would also mean the VLAN eth0.100.
         selected, value = listed, "=" + ",".join(listed)
     variables = {names.NCCL_SOCKET_IFNAME: value}
-    route = network.route.interface
-    if node.nodes == 1 or not route or route in selected:
+    interface = network.route.interface
+    if node.nodes == 1 or not interface or interface in selected:
         return Choice(variables)
-    text = f"{names.NCCL_SOCKET_IFNAME}={value} stays as the platform has set it, although {route}"
+    text = (
+        f"{names.NCCL_SOCKET_IFNAME}={value} stays as the platform has set it, although {interface}"
+    )
     return Choice(variables, (_note(node, f"{text} leads to the other nodes"),))
 
 

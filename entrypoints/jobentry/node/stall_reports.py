@@ -15,8 +15,9 @@ from jobentry.secrets import masking
 
 _LIMIT_BYTES = 64 * 1024
 _LIBRARY = re.compile(r"(^|/)horovod/")
-_STALL = re.compile(r"Missing ranks:\s*\n((?:\d+!?: \[[^\]\n]*\]\s*\n?)+)")
-_RANK = re.compile(r"^(\d{1,9})!?: \[([^\]\n]*)\]", re.MULTILINE)
+# A name may have brackets, as ``grads[0]``.
+_STALL = re.compile(r"Missing ranks:\s*\n((?:\d+!?: \[.*\]\s*\n?)+)")
+_RANK = re.compile(r"^(\d{1,9})!?: \[(.*)\]", re.MULTILINE)
 
 
 def size_of(log: str) -> int:

@@ -60,7 +60,7 @@ _CPU_SHARE = 0.003
 # After how many seconds at one place a rank's usage is measured, its calls get names, and it is
 # reported; and how often the report is repeated.
 _MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 30.0, 15.0
-# Usage is measured at these intervals, over at least and at most this time.
+# Usage is measured at these intervals, over at least this time, and over little more than that one.
 _USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
 # From here on a rank counts as busy: percent of one CPU, bytes a second, and, for one that waits
 # for the network, how often it wakes up in a second.
@@ -230,6 +230,8 @@ class StandingRanks:
         self._measure(now_s)
         self._report(now_s)
         self._share(now_s)
+        # A look may take seconds on a busy machine; that is no suspension.
+        self._looked_at = (time.monotonic(), time.time())
         cost_s = time.thread_time() - begun_s - self._once_s
         # A single expensive look, which gives calls their names, hardly changes the interval.
         self._cost_s = 0.9 * self._cost_s + 0.1 * cost_s
@@ -263,7 +265,6 @@ class StandingRanks:
         wall_s = time.time()
         late_s = now_s - self._looked_at[0] - self.pause_s
         jumped_s = wall_s - self._looked_at[1] - (now_s - self._looked_at[0])
-        self._looked_at = (now_s, wall_s)
         if late_s > max(self._scaled(_LATE_S), _LEAST_LATE_S) or jumped_s > _LATE_S:
             for each in self._states.values():
                 each.restart(now_s)
@@ -387,7 +388,8 @@ class StandingRanks:
                 _wakes(rank.target.process),
             )
         )
-        while now_s - rank.usage[0].at_s > self._scaled(_WINDOW_S):
+        # One of before the window stays: looks may be so rare that there is no other in it.
+        while len(rank.usage) > 1 and now_s - rank.usage[1].at_s >= self._scaled(_WINDOW_S):
             rank.usage.popleft()
 
     def _name(self, number: int, rank: _Rank, now_s: float) -> None:

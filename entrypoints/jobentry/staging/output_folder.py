@@ -14,12 +14,13 @@ from typing import Iterator, NamedTuple
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Others
 from jobentry.node.local_ranks import RankFailure
-from jobentry.objects.base import CHUNK_BYTES, TEMPORARY, reason_of
+from jobentry.objects.base import CHUNK_BYTES, TEMPORARY, ObjectError, reason_of
 
 # Seconds without a change after which a file counts as complete.
 SETTLE_S = 2.0
 # The errors of a symbolic link that leads nowhere or to itself.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_NOT_REMOVED = "a script may empty the folder of an output, but not remove it"
 
 
 class Stamp(NamedTuple):
@@ -71,9 +72,14 @@ class OutputFolder:
             problems: Gets a message about every file and folder that cannot be read.
 
         Raises:
-            OSError: The folder itself cannot be read, which must not look like an empty one.
+            ObjectError: The folder itself cannot be read, which must not look like an empty one.
         """
-        os.listdir(self.path)
+        try:
+            os.listdir(self.path)
+        except OSError as error:
+            hint = _NOT_REMOVED if error.errno in _ABSENT else ""
+            message = f"reading the folder {self.path}: {reason_of(error)}"
+            raise ObjectError(message, hint) from error
         stamp_of: dict[str, Stamp] = {}
         others = _Others({}, {}, {}, {})
         # Not recursive, as Python's recursion limit is about a thousand folders.

@@ -28,7 +28,7 @@ from jobentry.errors import EntryError
 from jobentry.log import log_message
 from jobentry.node.journal import Journal, Transfer
 from jobentry.node.local_ranks import RankFailure
-from jobentry.objects.base import in_parallel, scheme_of, translated
+from jobentry.objects.base import in_parallel, reason_of, scheme_of, translated
 from jobentry.staging import output_folder
 from jobentry.staging.output_folder import OutputFolder, Stamp, digest
 from jobentry.staging.output_store import SMALL_BYTES, OutputStore, Version, unit
@@ -80,7 +80,8 @@ class Outputs:
                 output.prepare()
             except (objects.ObjectError, OSError) as error:
                 hint = getattr(error, "hint", "")
-                raise OutputError(f"preparing the output {output.name}: {error}", hint) from error
+                text = f"preparing the output {output.name}: {_text(error)}"
+                raise OutputError(text, hint) from error
 
     def start(self) -> None:
         """Start uploading what the ranks write.
@@ -470,7 +471,15 @@ def _is_due(committed_at: float, batches: list[list[str]], seen: dict[str, Stamp
 
 
 def _described(error: Exception) -> str:
-    if not isinstance(error, (objects.ObjectError, OutputError, OSError)):
-        return f"{type(error).__name__}: {error}"
     hint = getattr(error, "hint", "")
-    return f"{error} ({hint})" if hint else str(error)
+    return f"{_text(error)} ({hint})" if hint else _text(error)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError):
+        # A descriptor may be in the place of a path.
+        where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
+        return ": ".join(filter(None, (where, reason_of(error))))
+    if isinstance(error, (objects.ObjectError, OutputError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -295,6 +295,27 @@ def test_a_suspended_node_starts_its_counts_again(node: Node):
     assert node.await_all(0)[0].still_s < before + 60
 
 
+def test_a_rank_is_still_reported_if_looks_are_so_rare_that_each_measurement_is_old(node: Node):
+    """Without a report it would seem to move. Looks are rare where one of them costs much."""
+    node.start_python(0, "import time\ntime.sleep(600)")
+    node.await_all(0)
+
+    time.sleep(1.1 * 60 * SCALE)
+
+    assert set(node.found()) == {0}
+
+
+def test_a_look_that_takes_long_is_no_suspension(node: Node):
+    """On a busy machine it takes seconds to read the names of the calls in large libraries."""
+    node.start_python(0, "import time\ntime.sleep(600)")
+    before = node.await_all(0)[0]
+    node.standing._on = node.standing._on._replace(shares=lambda _: time.sleep(3.2))
+    node.standing._shared_at_s = -60.0
+    node.found()
+
+    assert node.found()[0].still_s > before.still_s + 3.0
+
+
 def test_the_end_of_a_rank_ends_its_report(node: Node, until: Callable[..., None]):
     program = node.start_python(0, "import time\ntime.sleep(600)")
     node.await_all(0)

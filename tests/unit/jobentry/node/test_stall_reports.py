@@ -31,6 +31,12 @@ def test_the_ranks_and_tensors_of_the_last_report_are_read():
     assert stall_reports.read("epoch 3\nMissing ranks: none\n") == ()
 
 
+def test_names_of_tensors_may_have_brackets():
+    text = "Missing ranks:\n0: [grads[0], grads[1]]\n12!: [a]\n\nstep 4: [1]\n"
+
+    assert stall_reports.read(text) == (Late(0, ("grads[0]", "grads[1]")), Late(12, ("a",)))
+
+
 def test_only_what_a_rank_in_horovod_has_printed_since_it_waits_is_believed(tmp_path: Path):
     log = tmp_path / "rank-0.log"
     inside, outside = waits("/lib/horovod/torch/mpi_ops.py"), waits("train.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -213,8 +214,32 @@ def test_a_missing_output_folder_is_an_error(tmp_path: Path):
     for path in (node.folder / "model", node.folder):
         path.unlink() if path.is_file() else path.rmdir()
 
-    assert "no such file or directory" in node.finish().lower()
+    assert node.finish() == (
+        f"uploading the output OUT: reading the folder {node.folder}: no such file or directory"
+        " (a script may empty the folder of an output, but not remove it)"
+    )
     assert node.seen() == {"model": b"1"}
+
+
+def test_a_file_in_the_place_of_an_output_folder_is_named_in_a_sentence(tmp_path: Path):
+    node = Node(tmp_path).prepare()
+    node.folder.rmdir()
+    node.folder.write_bytes(b"1")
+
+    assert node.finish() == (
+        f"uploading the output OUT: reading the folder {node.folder}: not a directory"
+        " (a script may empty the folder of an output, but not remove it)"
+    )
+
+
+def test_another_error_of_the_system_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", "/proc/1/fd")
+
+    node = Node(tmp_path).prepare()
+    monkeypatch.setattr(output_store.OutputStore, "settle", fail)
+
+    assert node.finish() == "uploading the output OUT: /proc/1/fd: too many open files"
 
 
 def test_the_final_upload_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
