@@ -900,6 +900,19 @@ def test_a_machine_that_is_away_for_a_moment_ends_no_job(tmp_path: Path):
     assert isinstance(job.backend.status(job.handle), Ended)
 
 
+def test_a_registry_that_was_away_ends_no_job_when_it_comes_back(tmp_path: Path):
+    """Its first answers may be refusals; only these count."""
+    job = Job("job", tmp_path)
+    job.hold(1, "ErrImagePull", "manifest unknown")
+    for at, why in ((3, "503 Service Unavailable"), (9, "manifest unknown")):
+        job.pod_event(1, "Failed", f'Failed to pull image "{IMAGE}": {why}', at=at)
+    job.now_s += 599
+    assert isinstance(job.backend.status(job.handle), Waiting)
+
+    job.now_s += 1
+    assert isinstance(job.backend.status(job.handle), Ended)
+
+
 @pytest.mark.parametrize(
     ("message", "nodes", "expected"),
     [
@@ -920,6 +933,17 @@ def test_a_machine_that_is_away_for_a_moment_ends_no_job(tmp_path: Path):
             3,
             "open",
         ),
+        (
+            "exceeded quota: q, requested: services=1, used: services=5, limited: services=5",
+            8,
+            "open",
+        ),
+        (
+            "exceeded quota: q, requested: memory=4Gi, used: memory=0, limited: memory=64e9",
+            1,
+            "open",
+        ),
+        ("exceeded quota: q, requested: x=., used: x=0, limited: x=.", 1, "open"),
         ("exceeded quota: q, requested: x=1.2.3, used: x=, limited: x=0", 1, "open"),
         ("exceeded quota", 9, "open"),
         ('Pod "x" is invalid: spec.y: Forbidden: no', 1, "stuck"),
