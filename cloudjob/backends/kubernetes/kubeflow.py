@@ -42,7 +42,7 @@ def run_policy(spec: JobSpec, policy_of_kind: Mapping[str, Any]) -> dict[str, An
     """Return the ``runPolicy`` of a Kubeflow-style operator.
 
     Args:
-        own: The fields that only this operator needs; they come first.
+        policy_of_kind: The fields that only this operator needs; they come first.
     """
     options = spec.kubernetes
     policy: dict[str, Any] = {**policy_of_kind, **kept_after_end(options)}
