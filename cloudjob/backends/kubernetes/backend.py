@@ -44,7 +44,7 @@ from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import ENTRY_PATH, JOB_LABEL, MANAGER_LABEL, Names
 from cloudjob.backends.kubernetes.request import ENGINES, KubernetesRequest
 from cloudjob.backends.kubernetes.state import Decision, Pod
-from cloudjob.backends.native import Ended, NativeStatus, Stop
+from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import (
     BackendError,
     CloudJobError,
@@ -59,7 +59,6 @@ from cloudjob.model.status import JobState, Wait, WaitPhase
 from cloudjob.model.submission import Submission
 from cloudjob.retries import LIMITS, Limits, OutageLimit, WaitNotices
 from jobentry.contract import paths, variables
-from jobentry.contract.exits import Cause, Failure
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -73,6 +72,8 @@ _DELETED = "deleted"
 _LAST_OUTPUT_S = 5.0
 # Seconds between two requests for the pods and events of a job: there may be thousands.
 _REREAD_S = 10.0
+# Seconds between two tries of this process to end a job: it may lack the rights.
+_END_AGAIN_S = 60.0
 # Seconds that a head has to answer through kubectl.
 _ASK_S = 60.0
 # Marks the job object as cancelled, as opposed to aborted by its operator.
@@ -120,6 +121,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._notices = WaitNotices()
         self._waiting_s: dict[str, float] = {}
         self._pod_states: dict[tuple[str, JobState], tuple[float, list[Pod], list[Wait]]] = {}
+        # When this process has last tried to end a job, by handle.
+        self._tried_s: dict[str, float] = {}
         # The pods of each job, by handle and uid, that the cluster was seen to end.
         self._disrupted: dict[str, dict[str, Pod]] = {}
 
@@ -266,10 +269,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             note = self._deletion_note(where.job_names.job)
             if note is None:
                 raise
-            decision = ending.load(note)
-            message = decision.message if decision else ""
-            cause = Cause.PLATFORM if decision else Cause.CANCELLED
-            return Ended("deleted", cause, Failure(message=message), stop=Stop.OUTSIDE)
+            return state.of_deleted(ending.load(note))
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         stage = where.engine.stage(job, is_cancelled)
         now = stage.state
@@ -279,7 +279,9 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             pods, waits = self._read_pods(client, where, job, now)
             self._note_disrupted(handle, pods)
         decision = ending.decision_of(job)
-        if not (decision or is_cancelled or now.is_final):
+        if decision and not now.is_final and ending.is_left(pods):
+            self._stop_again(decision, client, where, handle, job)
+        elif not (decision or is_cancelled or now.is_final):
             decision = ending.decide(job, stage, pods, waits, self._now_s())
             if decision and not self._carry_out(decision, client, where, handle, job):
                 decision = None
@@ -454,7 +456,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             return
         doing = f"cancelling {handle}"
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._stop(client, where, job, {CANCELLED: now}, doing)
+        self._annotate(client, where, {CANCELLED: now}, doing)
+        self._stop(client, where, job, doing, note="")
         self._save_logs(handle)
         if is_urgent:
             query = self._place(where, None).selector
@@ -470,36 +473,67 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         job: Mapping[str, Any],
     ) -> bool:
         """End a job as decided; return whether this user may do that, and it is still right."""
+        if not self._may_try(handle):
+            return False
         pods, _ = logs.pods(client, self._place(where, None))
-        has_run = any(pod.is_held for pod in pods)
+        has_run = ending.held_head(pods) is not None
         if ending.is_running(pods) and not has_run:
             return False
         doing = f"ending {where.job_names.job}"
         try:
-            self._stop(client, where, job, ending.annotation(decision), doing, decision)
+            self._annotate(client, where, ending.annotation(decision), doing)
         except errors.AccessDenied:
+            return False
+        try:
+            self._stop(client, where, job, doing, ending.dump(decision))
+        except errors.ApiError as error:
+            # Its pods may still run, so nobody may read that it has ended.
+            with contextlib.suppress(BackendError):
+                self._annotate(client, where, ending.annotation(None), doing)
+            log_once(f"{error.message}; the job is not ended")
             return False
         if has_run:
             self._save_logs(handle)
         return True
 
-    def _stop(
+    def _stop_again(
         self,
+        decision: Decision,
         client: Client,
         where: _Handle,
+        handle: str,
         job: Mapping[str, Any],
-        annotations: Mapping[str, str],
-        doing: str,
-        decision: Decision | None = None,
     ) -> None:
-        """End the pods of a job with their grace period, and keep the job with annotations.
+        """End the pods of a job whose end is decided: who has decided it may have been killed."""
+        if self._may_try(handle):
+            with contextlib.suppress(BackendError):
+                doing = f"ending {where.job_names.job}"
+                self._stop(client, where, job, doing, ending.dump(decision))
+
+    def _may_try(self, handle: str) -> bool:
+        """Whether it is time to try to end a job, which then counts as tried."""
+        now_s = self._now_s()
+        if now_s < self._tried_s.get(handle, float("-inf")) + _END_AGAIN_S:
+            return False
+        self._tried_s[handle] = now_s
+        return True
+
+    def _annotate(
+        self, client: Client, where: _Handle, annotations: Mapping[str, str | None], doing: str
+    ) -> None:
+        """Change annotations of a job; None removes one."""
+        path = where.engine.resource.path(where.job_names.namespace, where.job_names.name)
+        client.patch(path, {"metadata": {"annotations": annotations}}, doing)
+
+    def _stop(
+        self, client: Client, where: _Handle, job: Mapping[str, Any], doing: str, note: str
+    ) -> None:
+        """End the pods of a job with their grace period, and keep the job if that is possible.
 
         Args:
-            decision: Why, if it is no cancel.
+            note: How it ends; empty if it was cancelled.
         """
         namespace, name = where.job_names.namespace, where.job_names.name
-        path = where.engine.resource.path(namespace, name)
-        client.patch(path, {"metadata": {"annotations": annotations}}, doing)
         is_kueues = where.engine.kueue_resumes
         stopped = kueue.deactivate(client, job, doing) if is_kueues else Deactivation.UNMANAGED
         if stopped is Deactivation.UNMANAGED:
@@ -509,7 +543,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             else:
                 client.patch(resource.path(namespace, target), body, doing)
         elif stopped is Deactivation.IMPOSSIBLE:
-            note = ending.dump(decision) if decision else ""
+            path = where.engine.resource.path(namespace, name)
             self._delete_stopped(client, where, path, doing, note)
 
     def _delete_stopped(

@@ -7,6 +7,7 @@ ends it: an annotation says how, and everybody reads that. No I/O.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -46,9 +47,9 @@ def _minutes(text: object) -> float:
         return 0.0
 
 
-def annotation(decision: Decision) -> dict[str, str]:
-    """Return the annotation that tells everybody how a job was ended."""
-    return {_ENDED: dump(decision)}
+def annotation(decision: Decision | None) -> dict[str, str | None]:
+    """Return the annotation that tells everybody how a job was ended; for None, its removal."""
+    return {_ENDED: dump(decision) if decision else None}
 
 
 def decision_of(job: Mapping[str, Any]) -> Decision | None:
@@ -81,7 +82,7 @@ def decide(
     """
     limits = limits_of(job)
     nodes = [pod for pod in pods if pod.node is not None]
-    head = next((pod for pod in nodes if pod.node == 0 and pod.is_held), None)
+    head = held_head(nodes)
     if head is not None:
         return Decision(head.exit_code, state.message_of(head) if head.exit_code else "")
     # The entries of nodes that run end the job themselves.
@@ -93,11 +94,22 @@ def decide(
             return Decision(None, f"it cannot start: {state.text_of(wait)}")
     has_started = any(pod.has_started for pod in nodes)
     is_new = stage.state is JobState.PENDING or (bool(nodes) and not has_started)
-    if is_new and 0 < limits.pending_s <= now_s - _pending_since_s(job, stage):
+    if is_new and 0 < limits.pending_s <= now_s - _pending_since_s(job, stage, nodes):
         what = state.text_of(all_waits[0]) if all_waits else "it has no pods"
         span = summary.span(int(limits.pending_s))
         return Decision(None, f"it has not started in {span} (kubernetes.pending_min): {what}")
     return None
+
+
+def held_head(pods: Iterable[Pod]) -> Pod | None:
+    """Return the head if its container has ended, and sidecars keep its pod; None otherwise."""
+    return next((pod for pod in pods if pod.node == 0 and pod.is_held), None)
+
+
+def is_left(pods: Iterable[Pod]) -> bool:
+    """Whether a node's pod was not asked to end."""
+    nodes = [pod for pod in pods if pod.node is not None and not pod.is_leaving]
+    return any(pod.is_held or not pod.is_over for pod in nodes)
 
 
 def is_running(pods: Iterable[Pod]) -> bool:
@@ -105,11 +117,14 @@ def is_running(pods: Iterable[Pod]) -> bool:
     return any(pod.node is not None and pod.has_started and not pod.is_over for pod in pods)
 
 
-def _pending_since_s(job: Mapping[str, Any], stage: Stage) -> float:
+def _pending_since_s(job: Mapping[str, Any], stage: Stage, nodes: Iterable[Pod]) -> float:
     """Return since when a job may start: its creation, or when a queue last stopped or resumed it.
 
-    The last attempt counts, too.
+    The last attempt counts, too. Of one whose begin is not known, it is that of its first pod;
+    before that pod exists, the attempt has only begun.
     """
+    if (stage.is_again or stage.state is not JobState.PENDING) and not stage.attempt_at:
+        return min((times.seconds_of(pod.created_at) for pod in nodes), default=math.inf)
     conditions = (job.get("status") or {}).get("conditions") or ()
     suspended = [item for item in conditions if item.get("type") == "Suspended"]
     moments = [job["metadata"].get("creationTimestamp"), stage.attempt_at]

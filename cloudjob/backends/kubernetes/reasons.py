@@ -104,7 +104,13 @@ _UNFIT = re.compile(
 # Since Kubernetes 1.31, this is also said of machines that are too small even when they are empty.
 _UNHELPFUL = re.compile(r"0/(\d+) nodes are available: (\d+) Preemption is not helpful", re.ASCII)
 _TOO_SMALL = re.compile(r"\d+ Insufficient [^ ,]+", re.ASCII)
-_PAIR = re.compile(r"([^\s=,]+)=([0-9.]+)([numkKMGTPE]?i?)", re.ASCII)
+# An amount with an exponent, or of another form, is not read.
+_PAIR = re.compile(r"([^\s=,]+)=(\d+(?:\.\d+)?)([numkKMGTPE]?i?)(?![\w.])", re.ASCII)
+# What pods use of a quota; other objects, such as jobs, services and claims, are counted once.
+_OF_PODS = re.compile(
+    r"(count/)?pods|cpu|memory|ephemeral-storage|hugepages-.+|limits\..+|requests\.(?!storage$).+",
+    re.ASCII,
+)
 _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3}
 _UNITS |= {unit: 1000.0**power for power, unit in enumerate("MGTPE", 2)}
 _UNITS |= {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
@@ -137,8 +143,7 @@ def _exceeds(message: str, nodes: int) -> bool:
     requested, _, rest = message.partition("requested: ")[2].partition(", used: ")
     limits = dict(_amounts(rest.partition("limited: ")[2]))
     for name, amount in _amounts(requested):
-        # Other objects, such as jobs, are counted once.
-        times = 1 if name.startswith("count/") and name != "count/pods" else nodes
+        times = nodes if _OF_PODS.fullmatch(name) else 1
         if name in limits and amount * times > limits[name]:
             return True
     return False
@@ -148,7 +153,7 @@ def _amounts(text: str) -> list[tuple[str, float]]:
     return [
         (name, float(number) * _UNITS[unit])
         for name, number, unit in _PAIR.findall(text)
-        if unit in _UNITS and number.count(".") < 2
+        if unit in _UNITS
     ]
 
 

@@ -260,17 +260,33 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
 def _decided(stage: Stage, nodes: list[Pod], decision: Decision, started_at: str | None) -> Ended:
     """Return the end of a job that cloudjob has ended, whatever its operator makes of that."""
     head = next((pod for pod in nodes if pod.node == 0), None)
-    code, message = decision
+    cause, failure = _outcome(decision)
     return Ended(
         f"{stage.native}, and ended by cloudjob",
-        Cause.PLATFORM if code != 0 else Cause.NONE,
-        None if code == 0 else Failure(exit_code=code, message=message),
+        cause,
+        failure,
         started_at=started_at,
         ended_at=(head.ended_at if head else "") or _time(stage.ended_at) or None,
         attempt_at=_attempt_at(stage, nodes),
         # The head was told to end only because the job was given up.
         stop=Stop.PLATFORM,
     )
+
+
+def of_deleted(decision: Decision | None) -> Ended:
+    """Return the end of a job that this machine has stopped by deleting it.
+
+    Args:
+        decision: How cloudjob has ended it; None if it was cancelled.
+    """
+    cause, failure = _outcome(decision) if decision else (Cause.CANCELLED, Failure())
+    return Ended("deleted", cause, failure, stop=Stop.OUTSIDE)
+
+
+def _outcome(decision: Decision) -> tuple[Cause, Failure | None]:
+    if decision.exit_code == 0:
+        return Cause.NONE, None
+    return Cause.PLATFORM, Failure(**decision._asdict())
 
 
 def _attempt_at(stage: Stage, nodes: list[Pod]) -> str:

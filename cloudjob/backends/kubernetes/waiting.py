@@ -105,17 +105,24 @@ def _with_attempts(wait: Wait, pod_events: list[Mapping[str, Any]]) -> Wait:
         text = str(item.get("message"))
         if item.get("reason") in _SCALING or _IS_SCALED_LATER.search(text):
             return wait
+    attempts = [item for item in pod_events if item.get("reason") == "FailedScheduling"]
+    since = _stuck_since(attempts, "FailedScheduling")
+    return replace(wait, since=since, outlook=Outlook.STUCK) if since else wait
+
+
+def _stuck_since(in_order: Iterable[Mapping[str, Any]], reason: str) -> str:
+    """Return since when events say that a pod is stuck; empty if the last one does not.
+
+    A sentence that is repeated has the time of its first occurrence.
+    """
     stuck: list[Mapping[str, Any]] = []
     other_at = ""
-    for item in (item for item in pod_events if item.get("reason") == "FailedScheduling"):
-        if reasons.outlook("FailedScheduling", str(item.get("message"))) is Outlook.STUCK:
+    for item in in_order:
+        if reasons.outlook(reason, str(item.get("message"))) is Outlook.STUCK:
             stuck.append(item)
         else:
             stuck, other_at = [], times.normalised(moment(item))
-    if not stuck:
-        return wait
-    # A sentence that is repeated has the time of its first occurrence.
-    return replace(wait, since=max(_since(stuck), other_at), outlook=Outlook.STUCK)
+    return max(_since(stuck), other_at) if stuck else ""
 
 
 def _with_error(wait: Wait, pod_events: list[Mapping[str, Any]]) -> Wait:
@@ -127,10 +134,11 @@ def _with_error(wait: Wait, pod_events: list[Mapping[str, Any]]) -> Wait:
     pulls = [e for e in errors if str(e.get("message")).startswith("Failed to pull image")]
     if wait.phase is not WaitPhase.PULLING or not pulls:
         return replace(wait, since=_since(errors[-1:]) or wait.since)
-    wait = replace(wait, since=_since(pulls))
+    reason, text = wait.message.partition(": ")[0], str(pulls[-1].get("message"))
+    # A registry that was away for an hour may refuse the first pull after that.
+    wait = replace(wait, since=_stuck_since(pulls, reason) or _since(pulls))
     if "ErrImagePull" in wait.message:
         return wait
-    reason, text = wait.message.partition(": ")[0], str(pulls[-1].get("message"))
     better = shortened(f"{reason}: {text}")
     return replace(wait, message=better, outlook=reasons.outlook(reason, text))
 

@@ -159,9 +159,10 @@ ${SLURM_TRES_PER_TASK:-}${SLURM_NTASKS_PER_GPU:-}" ]; then
 "*)
             uneven=$devices
             unset SLURM_GRES
-            if [ "$uses_pmix" != 0 ]; then
+            least=$(echo "$uneven" | sed -n 's/.*gpu:\([^,]*\).*/\1/p' | sed 's/.*://' | sort -n)
+            # Nodes can also differ in other devices only, and have no GPUs.
+            if [ "$uses_pmix" != 0 ] && [ -n "$least" ]; then
                 # Else srun asks each node for the same part of all GPUs, which one may not have.
-                least=$(echo "$uneven" | sed -n 's/.*gpu:\([^,]*\).*/\1/p' | sed 's/.*://' | sort -n)
                 export cloudjob_gres="gpu:${least%%
 *}"
                 echo "cloudjob: the nodes have different devices, and srun gives the ranks of each" \

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from cloudjob.backends.kubernetes import backend as backends
-from cloudjob.backends.kubernetes import errors, reasons, waiting
+from cloudjob.backends.kubernetes import ending, errors, reasons, waiting
 from cloudjob.backends.kubernetes.backend import CANCELLED, KubernetesBackend
 from cloudjob.backends.kubernetes.engine import Resource
 from cloudjob.backends.kubernetes.request import ENGINES
+from cloudjob.backends.kubernetes.state import Decision
 from cloudjob.backends.native import Ended, Running, Waiting
 from cloudjob.model import summary, times
 from cloudjob.model.status import JobState, Outlook, WaitPhase, exit_code
@@ -61,10 +62,19 @@ class Recorded:
         self.written: list[tuple[str, Object]] = []
         # Whether the user may write.
         self.is_forbidden = self.is_forbidden_workload = False
+        # The status with which the server refuses to stop pods; 0 if it does not.
+        self.stop_refused = 0
+        self.refusals = 0
+
+    def refuse(self, doing: str, status: int) -> None:
+        self.refusals += 1
+        raise errors.api_error(doing, status, b"", is_made=True)
 
     def patch(self, path: str, body: Object, doing: str) -> None:
         if self.is_forbidden or (self.is_forbidden_workload and "/workloads/" in path):
-            raise errors.api_error(doing, 403, b"")
+            self.refuse(doing, 403)
+        if self.stop_refused and "annotations" not in str(body):
+            self.refuse(doing, self.stop_refused)
         self.written.append((path, body))
         annotations = body.get("metadata", {}).get("annotations", {})
         if annotations:
@@ -74,6 +84,8 @@ class Recorded:
         raise errors.api_error(doing, 404, b"")
 
     def create(self, resource: Resource, namespace: str, body: Object, label: str) -> Object:
+        if self.stop_refused:
+            self.refuse("creating", self.stop_refused)
         self.written.append((resource.path(namespace), body))
         return body
 
@@ -694,6 +706,7 @@ def test_a_job_that_cannot_start_ends_and_one_that_waits_for_others_does_not(
         job.client.is_forbidden = True
         assert isinstance(job.backend.status(job.handle), Waiting), engine
         job.client.is_forbidden = False
+        job.now_s += 60
         ended = job.backend.status(job.handle)
 
         if name not in STUCK:
@@ -747,6 +760,116 @@ def test_a_job_that_its_queue_will_never_admit_ends(is_allowed: bool, tmp_path: 
         assert body == ({"spec": {"active": False}} if is_allowed else DELETED)
 
 
+def image_is_missing(engine: str, folder: Path) -> Job:
+    """Return a job that has waited for start_timeout_min for an image that does not exist."""
+    job = Job(engine, folder)
+    job.hold(1, "ErrImagePull", "manifest unknown")
+    job.now_s += 600
+    return job
+
+
+def test_a_reader_who_may_not_end_a_job_tries_it_once_a_minute(tmp_path: Path):
+    job = image_is_missing("job", tmp_path)
+    job.client.is_forbidden = True
+    for _ in range(60):
+        assert isinstance(job.backend.status(job.handle), Waiting)
+        job.now_s += 1
+    assert job.client.refusals == 1
+
+    job.backend.status(job.handle)
+    assert job.client.refusals == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("status", [403, 404, 422])
+def test_a_job_whose_pods_cannot_be_stopped_has_not_ended(engine: str, status: int, tmp_path: Path):
+    """Its image may appear, and then it runs: nobody may read that it has failed."""
+    job = image_is_missing(engine, tmp_path)
+    job.client.stop_refused = status
+
+    assert isinstance(job.backend.status(job.handle), Waiting)
+    assert ending.decision_of(job.job) is None
+    job.client.stop_refused, job.now_s = 0, job.now_s + 60
+    assert job.backend.status(job.handle).state is FAILED
+    assert job.has_stopped
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pods_are_stopped_of_a_job_that_a_killed_command_has_ended(engine: str, tmp_path: Path):
+    job = image_is_missing(engine, tmp_path)
+    decision = Decision(None, "it cannot start")
+    job.job["metadata"]["annotations"] |= ending.annotation(decision)
+
+    job.client.is_forbidden = True
+    assert job.backend.status(job.handle).state is FAILED
+    job.client.is_forbidden, job.now_s = False, job.now_s + 60
+    assert job.backend.status(job.handle).state is FAILED
+    assert job.has_stopped
+    writes = len(job.client.written)
+    for pod in job.pods.values():
+        pod["metadata"]["deletionTimestamp"] = AT.format(9)
+    job.backend._pod_states.clear()
+    job.now_s += 60
+    assert job.backend.status(job.handle).state is FAILED
+    assert len(job.client.written) == writes
+
+
+def test_a_head_that_starts_beside_a_sidecar_of_a_worker_is_not_ended(tmp_path: Path):
+    """It may have started after the decision was taken from older pods."""
+    job = Job("job", tmp_path)
+    job.hold(0, "ErrImagePull", "manifest unknown")
+    job.end(1, 125)
+    job.pods[1]["status"]["phase"] = "Running"
+    job.pods[1]["status"]["containerStatuses"].append({"name": "x", "state": {"running": {}}})
+    job.backend.status(job.handle)
+    job.now_s += 600
+    job.container(0, {"running": {"startedAt": AT.format(3)}})
+
+    job.backend.status(job.handle)
+    assert job.client.written == []
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, JobState.SUCCEEDED), (3, FAILED)])
+def test_a_job_that_was_deleted_to_end_it_beside_a_sidecar_ends_as_its_head(
+    code: int, state: JobState, tmp_path: Path
+):
+    """Kueue would resume it, and its user may not change Workloads."""
+    job = Job("job", tmp_path)
+    job.queue(("Admitted", "True", "Admitted", ""))
+    job.client.objects |= {f"{PODS}/{p['metadata']['name']}": p for p in job.pods.values()}
+    with_sidecar(job, code)
+    job.client.is_forbidden_workload = True
+    assert job.backend.status(job.handle).state is state
+
+    assert job.client.written[-1][1] == DELETED
+    ended = job.backend.status(job.handle)
+    assert isinstance(ended, Ended)
+    assert (ended.state, ended.exit_code) == (state, code)
+
+
+@pytest.mark.parametrize("engine", ["jobset", "ms-operator"])
+def test_the_wait_of_a_later_attempt_counts_from_its_first_pod(engine: str, tmp_path: Path):
+    job = Job(engine, tmp_path)
+    job.job["metadata"]["annotations"]["cloudjob.pending-min"] = "60"
+    job.set_phase("" if engine == "jobset" else "Running", restarts=1)
+    for pod in job.pods.values():
+        pod["metadata"]["creationTimestamp"] = "2026-11-21T13:00:00Z"
+    job.now_s = times.seconds_of("2026-11-21T13:59:59Z")
+    assert not isinstance(job.backend.status(job.handle), Ended)
+
+    job.now_s += 1
+    assert isinstance(job.backend.status(job.handle), Ended)
+
+
+def test_a_later_attempt_without_pods_has_not_waited(tmp_path: Path):
+    job = Job("jobset", tmp_path)
+    job.job["metadata"]["annotations"]["cloudjob.pending-min"] = "60"
+    job.set_phase("", restarts=1)
+    job.remove(0, 1)
+    job.now_s += 36000
+    assert isinstance(job.backend.status(job.handle), Waiting)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_end_beside_a_sidecar_stays_when_the_pods_are_gone(engine: str, tmp_path: Path):
     job = Job(engine, tmp_path)
@@ -777,6 +900,19 @@ def test_a_machine_that_is_away_for_a_moment_ends_no_job(tmp_path: Path):
     assert isinstance(job.backend.status(job.handle), Ended)
 
 
+def test_a_registry_that_was_away_ends_no_job_when_it_comes_back(tmp_path: Path):
+    """Its first answers may be refusals; only these count."""
+    job = Job("job", tmp_path)
+    job.hold(1, "ErrImagePull", "manifest unknown")
+    for at, why in ((3, "503 Service Unavailable"), (9, "manifest unknown")):
+        job.pod_event(1, "Failed", f'Failed to pull image "{IMAGE}": {why}', at=at)
+    job.now_s += 599
+    assert isinstance(job.backend.status(job.handle), Waiting)
+
+    job.now_s += 1
+    assert isinstance(job.backend.status(job.handle), Ended)
+
+
 @pytest.mark.parametrize(
     ("message", "nodes", "expected"),
     [
@@ -797,6 +933,17 @@ def test_a_machine_that_is_away_for_a_moment_ends_no_job(tmp_path: Path):
             3,
             "open",
         ),
+        (
+            "exceeded quota: q, requested: services=1, used: services=5, limited: services=5",
+            8,
+            "open",
+        ),
+        (
+            "exceeded quota: q, requested: memory=4Gi, used: memory=0, limited: memory=64e9",
+            1,
+            "open",
+        ),
+        ("exceeded quota: q, requested: x=., used: x=0, limited: x=.", 1, "open"),
         ("exceeded quota: q, requested: x=1.2.3, used: x=, limited: x=0", 1, "open"),
         ("exceeded quota", 9, "open"),
         ('Pod "x" is invalid: spec.y: Forbidden: no', 1, "stuck"),
