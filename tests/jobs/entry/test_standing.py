@@ -205,20 +205,27 @@ def test_a_rank_that_waits_for_others_in_c_code_waits_also_if_it_spins(node: Nod
     assert linux.stat(process)[0] == b"R", "it goes on"
 
 
-def test_a_rank_that_has_left_its_script_is_reported_with_the_call_in_which_it_waits(node: Node):
+def test_a_rank_that_has_left_its_script_is_reported_with_the_call_in_which_it_waits(
+    node: Node, until: Callable[..., None]
+):
     """As with mpi4py, which calls MPI_Finalize when Python is at its end and runs no calls."""
     library = build(
         node.folder,
         "volatile int n; int MPI_Finalize(void) { for (;;) n++; }\n"
         "void at_exit(void) { n = MPI_Finalize() + n; }\n",
     )
+    os.mkfifo(node.folder / "pipe")
     node.start_python(
         0,
-        f"import ctypes\nlibrary = ctypes.CDLL({library!r})\n"
+        f"import ctypes\nlibrary = ctypes.CDLL({library!r})\nopen('pipe').close()\n"
         "ctypes.pythonapi.Py_AtExit(library.at_exit)\n",
     )
+    # A program that is first seen at its end has no stack that can be read.
+    assert node.await_all(0)[0].place.file == "job0.py"
+    os.close(os.open(node.folder / "pipe", os.O_WRONLY))
 
-    standing = node.await_all(0)[0]
+    until(lambda: any(not each.place.file for each in node.found().values()))
+    standing = node.found()[0]
 
     assert (standing.activity, standing.wait) == (Activity.WAITING, Wait.RANKS)
     assert (standing.place.file, standing.operation) == ("", "finalize")
