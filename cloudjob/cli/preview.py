@@ -87,8 +87,8 @@ def print_page(preview: Preview, spec: JobSpec, sweep: Sequence[tuple[str, str]]
 
 
 def _summary_rows(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
-    described, package = preview.submission, preview.package
-    ranks = described["procs_per_node"]
+    submission, package = preview.submission, preview.package
+    ranks = submission["procs_per_node"]
     yield "job", f"{spec.name}, on the backend {spec.backend}"
     total = f", {spec.nodes * ranks} in all" if spec.nodes > 1 and ranks else ""
     each = f"{counted(ranks, 'rank')} each" if ranks else "one rank for each GPU or NPU"
@@ -96,8 +96,8 @@ def _summary_rows(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
     if ranks and preview.ranks:
         yield "", preview.ranks
     why = f": {preview.choice.why}" if preview.choice else ""
-    yield "launcher", f"{described['launcher']}{why}"
-    yield "command", shlex.join([spec.script, *described["args"]])
+    yield "launcher", f"{submission['launcher']}{why}"
+    yield "command", shlex.join([spec.script, *submission["args"]])
     yield from zip(("python", "", ""), preview.python, strict=False)
     if spec.image:
         yield "image", spec.image
@@ -111,18 +111,18 @@ def _summary_rows(preview: Preview, spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "", f"left out: {path}: {reason}"
     if len(package.left_out) > _MAX_FILES:
         yield "", f"left out: {len(package.left_out) - _MAX_FILES} more, which --json lists"
-    yield "store", described["code"]["uri"].rpartition(f"/{described['job']}/")[0]
+    yield "store", submission["code"]["uri"].rpartition(f"/{submission['job']}/")[0]
 
 
-def _data_rows(described: Mapping[str, Any], spec: JobSpec) -> Iterator[tuple[str, str]]:
-    for name, value in described["env"].items():
+def _data_rows(submission: Mapping[str, Any], spec: JobSpec) -> Iterator[tuple[str, str]]:
+    for name, value in submission["env"].items():
         yield "variable", f"{name}={value}"
-    for name in described["secrets"]:
+    for name in submission["secrets"]:
         yield "secret", name
-    for name, uri in described["inputs"].items():
+    for name, uri in submission["inputs"].items():
         nodes = spec.input_nodes.get(name, "")
         yield "input", f"{name} from {uri}{f' on the nodes {nodes}' if nodes else ''}"
-    for name, uri in described["outputs"].items():
+    for name, uri in submission["outputs"].items():
         yield "output", f"{name} to {uri if spec.outputs[name] else 'the store'}"
     limit = f"{spec.timeout_min:g} min" if spec.timeout_min else "no time limit"
     retries = f", {spec.retries} retries" if spec.retries else ""

@@ -19,9 +19,11 @@ from cloudjob.home.records import JobRecord
 from cloudjob.model import times
 from cloudjob.model.rules import BACKENDS, NAME_RULE, VARIABLE_RULE
 from cloudjob.model.text import one_line
+from cloudjob.package.claims import CLAIMS, SWEEPS
 from cloudjob.store.base import SMALL_LIMIT_BYTES, ObjectStore
 from cloudjob.store.files import is_temporary
 from cloudjob.store.parallel import call_each_in_time, call_with_timeout, in_parallel
+from jobentry.contract.packages import DAMAGED, LAYERS
 from jobentry.contract.paths import JobPaths
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ FOLDER = "jobs/"
 _VERSION = 1
 # Someone else may have written the description, and its id becomes part of paths and keys. It is
 # not that of a folder that all jobs of a store share.
-_ID = r"(?!(jobs|layers|damaged|claims|sweeps)\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_SHARED = "|".join(name.rstrip("/") for name in (FOLDER, LAYERS, DAMAGED, CLAIMS, SWEEPS))
+_ID = rf"(?!({_SHARED})\Z)[a-z0-9]([a-z0-9-]{{0,61}}[a-z0-9])?"
 # The largest number that the records can store.
 _LARGEST = 2**63 - 1
 _NUMBERS = ("nodes", "procs_per_node", "code_size_bytes", "code_files")

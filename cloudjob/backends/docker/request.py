@@ -250,14 +250,14 @@ def _node(
         variables[names.CLOUDJOB_ENV_FILE] = ENV_FILE
     if delivered or len(hosts) > 1:
         variables[names.CLOUDJOB_DELIVERED] = DELIVERED
-    visible_env = [
+    declared_env = [
         f"{name}={value}" for name, value in sorted(variables.items()) if name not in delivered
     ]
     config = {
         **common,
         "Hostname": short,
         "Domainname": domain,
-        "Env": visible_env,
+        "Env": declared_env,
         "HostConfig": {**common["HostConfig"], **_devices(spec, index)},
         "Labels": {**common["Labels"], NODE_LABEL: str(index), NAME_LABEL: short},
         "NetworkingConfig": {"EndpointsConfig": {network: {"Aliases": [short, host]}}},

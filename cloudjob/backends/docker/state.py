@@ -94,25 +94,25 @@ class Container:
         )
 
 
-def is_node(listed: Mapping[str, Any]) -> bool:
+def is_node(item: Mapping[str, Any]) -> bool:
     """Return whether an item of the engine's list is a container that a submit has created.
 
     `docker commit` copies labels into an image, and so into each container that is made from it.
     """
     # A container that is being removed may have no name any more.
-    names = [name.lstrip("/") for name in listed.get("Names") or ()]
-    return not names or listed["Labels"].get(NAME_LABEL) in names
+    names = [name.lstrip("/") for name in item.get("Names") or ()]
+    return not names or item["Labels"].get(NAME_LABEL) in names
 
 
-def container(summary: Mapping[str, Any]) -> Container:
+def container(item: Mapping[str, Any]) -> Container:
     """Return a container from an item of the engine's list."""
-    labels = summary["Labels"]
-    names = summary.get("Names") or ["/"]
+    labels = item["Labels"]
+    names = item.get("Names") or ["/"]
     return Container(
-        id=summary["Id"],
+        id=item["Id"],
         node=int(labels[NODE_LABEL]),
         host=names[0].lstrip("/"),
-        native=str(summary["State"]).lower(),
+        native=str(item["State"]).lower(),
         labels=labels,
     )
 

@@ -280,10 +280,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             self._note_disrupted(handle, pods)
         decision = ending.decision_of(job)
         if decision and not now.is_final and ending.is_left(pods):
-            self._stop_again(decision, client, where, handle, job)
+            self._stop_again(decision, client, handle, job)
         elif not (decision or is_cancelled or now.is_final):
             decision = ending.decide(job, stage, pods, waits, self._now_s())
-            if decision and not self._carry_out(decision, client, where, handle, job):
+            if decision and not self._carry_out(decision, client, handle, job):
                 decision = None
         current = state.status_of(
             where.engine, job, pods, is_cancelled=is_cancelled, waits=waits, decision=decision
@@ -301,15 +301,17 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         for handle in handles:
             cluster, engine, job_names = _parse_handle(handle)
             groups.setdefault((cluster, job_names.namespace, engine), {})[handle] = job_names
-        status_of: dict[str, NativeStatus | None] = {}
+        status_by_handle: dict[str, NativeStatus | None] = {}
         for (cluster, namespace, engine), names_by_handle in groups.items():
             # Users who may read a job are not always allowed to list jobs.
             with contextlib.suppress(errors.AccessDenied):
-                status_of |= _listed(self._client(cluster), namespace, engine, names_by_handle)
+                status_by_handle |= _listed(
+                    self._client(cluster), namespace, engine, names_by_handle
+                )
         # Of these, only ``status`` knows that they were cancelled.
         return {
             handle: status
-            for handle, status in status_of.items()
+            for handle, status in status_by_handle.items()
             if status or self._deletion_note(_parse_handle(handle).job_names.job) is None
         }
 
@@ -356,8 +358,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 
     def _note_disrupted(self, handle: str, pods: list[Pod]) -> None:
         """Note the pods that the cluster ends: it forgets a deleted pod, and why it was drained."""
-        ending = {pod.uid: pod for pod in pods if pod.is_leaving and pod.reason}
-        self._disrupted.setdefault(handle, {}).update(ending)
+        leaving = {pod.uid: pod for pod in pods if pod.is_leaving and pod.reason}
+        self._disrupted.setdefault(handle, {}).update(leaving)
 
     def _with_disrupted(self, handle: str, pods: list[Pod], *, may_restart: bool) -> list[Pod]:
         """Return the pods of an ended job with those that the cluster has ended and deleted."""
@@ -465,16 +467,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             client.delete(path, doing, query, gracePeriodSeconds=0)
 
     def _carry_out(
-        self,
-        decision: Decision,
-        client: Client,
-        where: _Handle,
-        handle: str,
-        job: Mapping[str, Any],
+        self, decision: Decision, client: Client, handle: str, job: Mapping[str, Any]
     ) -> bool:
         """End a job as decided; return whether this user may do that, and it is still right."""
         if not self._may_try(handle):
             return False
+        where = _parse_handle(handle)
         pods, _ = logs.pods(client, self._place(where, None))
         has_run = ending.held_head(pods) is not None
         if ending.is_running(pods) and not has_run:
@@ -497,15 +495,11 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return True
 
     def _stop_again(
-        self,
-        decision: Decision,
-        client: Client,
-        where: _Handle,
-        handle: str,
-        job: Mapping[str, Any],
+        self, decision: Decision, client: Client, handle: str, job: Mapping[str, Any]
     ) -> None:
         """End the pods of a job whose end is decided: who has decided it may have been killed."""
         if self._may_try(handle):
+            where = _parse_handle(handle)
             with contextlib.suppress(BackendError):
                 doing = f"ending {where.job_names.job}"
                 self._stop(client, where, job, doing, ending.dump(decision))
@@ -557,7 +551,6 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         folder = self._home / where.job_names.job
         with writing("saving that the job was stopped", folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / _DELETED).touch(mode=0o600)
             (folder / _DELETED).write_text(note, encoding="utf-8")
         # In the foreground: the job exists, and its status can be read, until its pods have ended.
         client.delete(path, doing, propagationPolicy="Foreground")
@@ -751,11 +744,11 @@ def _listed(
         label = engine.selector(Names("x", "")).partition("=")[0]
         for pod in client.list(POD.path(namespace), doing, {"labelSelector": label})["items"]:
             pods.setdefault(f"{label}={pod['metadata']['labels'].get(label)}", []).append(pod)
-    status_of: dict[str, NativeStatus | None] = {}
+    status_by_handle: dict[str, NativeStatus | None] = {}
     for handle, job_names in names_by_handle.items():
         job = by_name.get(job_names.name)
         if job is None:
-            status_of[handle] = None
+            status_by_handle[handle] = None
             continue
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         nodes = [
@@ -765,8 +758,8 @@ def _listed(
         decision = ending.decision_of(job)
         status = state.status_of(engine, job, nodes, is_cancelled=is_cancelled, decision=decision)
         if not status.state.is_final:
-            status_of[handle] = status
-    return status_of
+            status_by_handle[handle] = status
+    return status_by_handle
 
 
 def _for_each(items: list[dict[str, Any]], act: Callable[[dict[str, Any]], None]) -> None:

@@ -191,9 +191,9 @@ def _needs(client: Client, request: KubernetesRequest) -> Iterator[Check]:
             yield Check(title, False, error.message, error.hint)
 
 
-def _object(title: str, existing: Mapping[str, Any], used: set[str]) -> Check:
+def _object(title: str, item: Mapping[str, Any], used: set[str]) -> Check:
     """Check that a Secret or a ConfigMap has the keys that are used."""
-    held = {*(existing.get("data") or {}), *(existing.get("binaryData") or {})}
+    held = {*(item.get("data") or {}), *(item.get("binaryData") or {})}
     missing = ", ".join(sorted(used - held))
     hint = f"it has {', '.join(sorted(held)) or 'nothing'}"
     return Check(title, not missing, f"it has no {missing}" if missing else "exists", hint)

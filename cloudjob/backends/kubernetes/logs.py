@@ -532,13 +532,13 @@ def _saving(place: Place, pod: Pod) -> Iterator[Callable[[bytes], object]]:
                     new.unlink()
 
 
-def _saved_logs(place: Place, pods_there: list[Pod]) -> list[tuple[int, Path]]:
+def _saved_logs(place: Place, existing_pods: list[Pod]) -> list[tuple[int, Path]]:
     """Return node and file of saved logs whose pods are not in ``pods_there``, oldest first."""
-    existing = {pod.uid for pod in pods_there}
+    pod_uids = {pod.uid for pod in existing_pods}
     saved = []
     for path in place.folder.glob("*.log"):
         number, _, uid = path.stem.partition("-")
-        if place.node in (None, int(number)) and uid not in existing:
+        if place.node in (None, int(number)) and uid not in pod_uids:
             saved.append((path.stat().st_mtime, int(number), path))
     return [(node, path) for _, node, path in sorted(saved)]
 

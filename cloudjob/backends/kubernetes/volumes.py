@@ -91,7 +91,7 @@ def resolved(submission: Submission) -> Submission:
     mounts: list[dict[str, Any]] = []
     # A pod that mounts one claim as two volumes may never start (kubernetes#28502).
     names = _names_of_sources(spec.kubernetes.volumes)
-    given_names = set(names.values())
+    names_in_job_file = set(names.values())
 
     def mounted(name: str, place: Place, *, is_read_only: bool) -> str:
         volume = names.setdefault(str(place.source), f"cloudjob-{len(names)}")
@@ -111,7 +111,7 @@ def resolved(submission: Submission) -> Submission:
     if not mounts:
         return submission
     written = {mount["name"] for mount in mounts if not mount["readOnly"]}
-    written |= given_names
+    written |= names_in_job_file
     for mount in mounts:
         claim = mount.get("persistentVolumeClaim")
         if claim and mount["name"] not in written:

@@ -139,8 +139,8 @@ def _with_error(wait: Wait, pod_events: list[Mapping[str, Any]]) -> Wait:
     wait = replace(wait, since=_stuck_since(pulls, reason) or _since(pulls))
     if "ErrImagePull" in wait.message:
         return wait
-    better = shortened(f"{reason}: {text}")
-    return replace(wait, message=better, outlook=reasons.outlook(reason, text))
+    message = shortened(f"{reason}: {text}")
+    return replace(wait, message=message, outlook=reasons.outlook(reason, text))
 
 
 def _since(pod_events: Iterable[Mapping[str, Any]]) -> str:

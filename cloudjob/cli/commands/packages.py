@@ -60,18 +60,17 @@ def _package_explain(options: argparse.Namespace) -> int:
 def _store_gc(options: argparse.Namespace) -> int:
     from cloudjob import api
 
-    deleted = api.collect_packages(
+    collected = api.collect_packages(
         described(options), keep_days=options.keep_days, dry_run=options.dry_run
     )
     if options.json:
-        print_json({"deleted": list(deleted.keys), "spared": deleted.spared})
+        print_json({"deleted": list(collected.keys), "spared": collected.spared})
         return 0
-    for key in deleted.keys:
+    for key in collected.keys:
         print_name(key)
     outcome = "would be deleted" if options.dry_run else "deleted"
-    print_message(
-        f"{counted(len(deleted.keys), 'object')} {outcome}; {counted(deleted.spared, 'layer')} kept"
-    )
+    count = counted(len(collected.keys), "object")
+    print_message(f"{count} {outcome}; {counted(collected.spared, 'layer')} kept")
     return 0
 
 

@@ -97,8 +97,8 @@ def compare(status: Mapping[str, Any]) -> dict[int, Launched]:
                 if host not in is_local:
                     is_local[host] = _is_local(host)
                 if is_local[host]:
-                    launched_now = _launched(name, count, least, most)
-                    launched.setdefault(process, []).append(launched_now)
+                    launched_here = _launched(name, count, least, most)
+                    launched.setdefault(process, []).append(launched_here)
     return {process: joined(each) for process, each in launched.items()}
 
 

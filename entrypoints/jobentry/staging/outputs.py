@@ -222,14 +222,14 @@ class _Output:
 
     def _restore(self, contents: Contents) -> None:
         """Restore the files of an earlier run; a file that exists locally stays."""
-        all_contents = [
+        contents_of_nodes = [
             contents._replace(manifest=contents.manifest._replace(node=self._node.node))
         ]
         if self._node.restore_outputs == env.RESTORE_ALL:
-            all_contents += self.store.read_all(sorted(self.store.nodes() - {self._node.node}))
+            contents_of_nodes += self.store.read_all(sorted(self.store.nodes() - {self._node.node}))
         files: dict[str, tuple[int, StoredFile]] = {}
         modes: dict[str, int] = {}
-        for one in all_contents:
+        for one in contents_of_nodes:
             modes = {**one.others.modes, **modes}
             for file in one.manifest.files:
                 # A script could mistake an incomplete file for a checkpoint.
@@ -239,7 +239,7 @@ class _Output:
             [partial(self._restore_file, *files[name], modes.get(name, 0)) for name in files],
             _THREADS,
         )
-        for one in all_contents:
+        for one in contents_of_nodes:
             self._restore_others(one.others)
         if files:
             total = sum(file.size_bytes for _, file in files.values())
@@ -364,10 +364,10 @@ class _Output:
         committed_at = time.monotonic()
         while batches:
             names = batches.pop(0)
-            problems_now = self._store_all(names, seen)
-            problems += problems_now
+            problems_of_batch = self._store_all(names, seen)
+            problems += problems_of_batch
             if has_ended is not None:
-                held |= {unit(name) for name in names if problems_now and "/" in name}
+                held |= {unit(name) for name in names if problems_of_batch and "/" in name}
                 if has_ended.is_set():
                     return problems
             if _is_due(committed_at, batches, seen):

@@ -172,6 +172,17 @@ def make_head(tmp_path: Path) -> Iterator[Callable[..., Head]]:
             each.close()
 
 
+def test_a_head_in_a_test_ends_no_process_of_other_tests(tmp_path: Path):
+    """Such as a server that a whole session uses."""
+    server = subprocess.Popen(["sleep", "600"])
+    with signals_restored():
+        Head(tmp_path, (), 300.0).close()
+
+    assert server.poll() is None
+    server.kill()
+    server.wait()
+
+
 # -- bring-up -----------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,18 +22,30 @@ LINES = st.lists(
 ).map(lambda pieces: b"".join(pieces).replace(b"\n", b" "))
 
 
-@given(st.lists(st.sampled_from(PARTS), min_size=1, max_size=5), st.lists(LINES, max_size=12))
-def test_an_expression_matches_the_same_lines_together_and_alone(
-    parts: list[str], lines: list[bytes]
-):
+def check(expression: str, lines: list[bytes]) -> None:
+    """An expression matches the same lines together and alone, unless it is none."""
     for ignores_case in (False, True):
         try:
-            pattern = Pattern("".join(parts), ignores_case=ignores_case)
+            pattern = Pattern(expression, ignores_case=ignores_case)
         except ValueError:
-            return  # It is no expression.
+            return
         text = b"".join(line + b"\n" for line in lines)
 
         together = list(pattern.matching_lines(text))
 
-        assert together == [n for n, line in enumerate(lines) if pattern.search(line)]
+        assert together == [n for n, line in enumerate(lines) if pattern.search(line)], expression
         assert not together or pattern.may_match(text)
+
+
+@given(st.lists(st.sampled_from(PARTS), min_size=3, max_size=5), st.lists(LINES, max_size=12))
+def test_an_expression_matches_the_same_lines_together_and_alone(
+    parts: list[str], lines: list[bytes]
+):
+    check("".join(parts), lines)
+
+
+def test_no_expression_of_one_or_two_parts_matches_across_lines():
+    """A part that matches a newline, such as a space of any kind, would join two lines."""
+    lines = [b"x", b"", b"loss", b"1", b"X x", b" ", "é".encode(), b"\xff", b"11", b"x\r", b"."]
+    for parts in (*product(PARTS), *product(PARTS, PARTS)):
+        check("".join(parts), lines)
