@@ -16,7 +16,7 @@ from cloudjob.backends.kubernetes.engine import PENDING, START_TIMEOUT, Stage
 from cloudjob.backends.kubernetes.state import Decision, Pod
 from cloudjob.model import summary, times
 from cloudjob.model.status import JobState, Outlook, Wait
-from jobentry.contract.malformed import MALFORMED
+from jobentry.contract.malformed import MALFORMED, whole
 
 # The annotation of the job's object that says how cloudjob has ended it.
 _ENDED = "cloudjob.ended"
@@ -67,7 +67,7 @@ def load(text: str) -> Decision | None:
     try:
         values = json.loads(text)
         code = values["exit_code"]
-        return Decision(None if code is None else int(code), str(values["message"]))
+        return Decision(None if code is None else whole(code), str(values["message"]))
     except MALFORMED:
         return None
 

@@ -1003,3 +1003,12 @@ def test_the_policy_of_a_cluster_is_blamed_only_for_a_pod_that_it_refused():
 @pytest.mark.parametrize("text", ["in 1.2.3s", "in ..s", f"in {'9' * 400}s"])
 def test_a_forged_duration_of_a_pull_is_no_error(text: str):
     assert waiting.pull_time(0, [{"reason": "Pulled", "message": f"x {text}"}]) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"exit_code": "x", "message": ""}', '{"message": ""}',
+             '{"exit_code": Infinity, "message": ""}',
+             '{"exit_code": 1' + 400 * "0" + ', "message": ""}']
+)  # fmt: skip
+def test_a_decision_that_others_have_changed_is_none(text: str):
+    assert ending.load(text) is None
