@@ -81,13 +81,13 @@ def test_a_dynamic_cluster_has_parameter_servers(cloud, submit):
     done = submit(
         "dynamic-cluster",
         """
-role = os.environ["MS_ROLE"]
-print(role, os.environ["VC_TASK_INDEX"], sys.argv[1:], flush=True)
-if role == "MS_PSERVER":
-    open(f"{results}/server-" + os.environ["VC_TASK_INDEX"], "w").close()
-else:
-    while not all(os.path.exists(f"{results}/server-{node}") for node in (0, 1)):
-        time.sleep(0.1)
+role, node = os.environ["MS_ROLE"], os.environ["VC_TASK_INDEX"]
+print(role, node, sys.argv[1:], flush=True)
+open(f"{results}/{role}-{node}", "w").close()
+# A server that leaves before a worker has seen it in the cluster lets that worker wait for it.
+other = "MS_WORKER" if role == "MS_PSERVER" else "MS_PSERVER"
+while not all(os.path.exists(f"{results}/{other}-{node}") for node in (0, 1)):
+    time.sleep(0.1)
 """,
         "--lr=1",
         flags=("-e", "MS_SERVER_NUM=2", "--timeout-min", "3"),
