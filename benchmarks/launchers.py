@@ -159,25 +159,11 @@ def _mpich(bench: Bench, run: Path, launcher: _Launcher) -> Command:
 
 
 def _horovodrun(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    options = ("--gloo", "-np", str(launcher.ranks))
-    return _horovod(bench, run, launcher, *options)
-
-
-def _horovodrun_elastic(bench: Bench, run: Path, launcher: _Launcher) -> Command:
-    discovery = run / "nodes.sh"
-    discovery.write_text(f"#!/bin/sh\necho localhost:{launcher.ranks}\n")
-    discovery.chmod(0o755)
-    size = ("-np", str(launcher.ranks), "--min-np", str(launcher.ranks))
-    options = (*size, "--host-discovery-script", str(discovery), "--gloo")
-    return _horovod(bench, run, launcher, *options)
-
-
-def _horovod(bench: Bench, run: Path, launcher: _Launcher, *args: str) -> Command:
     python = launcher.python(bench)
     # Without an interface, Horovod starts a task on every node to list them, which was seen to
     # hang.
-    options = ("--network-interface", "lo")
-    argv = (python, "-m", "horovod.runner.launch", *options, *args, python, launcher.script)
+    options = ("--gloo", "-np", str(launcher.ranks), "--network-interface", "lo")
+    argv = (python, "-m", "horovod.runner.launch", *options, python, launcher.script)
     return bench.command(argv, run, launcher.script)
 
 
@@ -264,14 +250,6 @@ _LAUNCHERS = (
     _Launcher("torchrun", 2, _torchrun, "torch"),
     _Launcher("horovod", 2, _mpirun, "horovod", "horovod_noop.py"),
     _Launcher("horovod-gloo", 2, _horovodrun, "horovod", "horovod_noop.py"),
-    _Launcher(
-        "horovod-elastic",
-        2,
-        _horovodrun_elastic,
-        "horovod",
-        "horovod_elastic.py",
-        {"CLOUDJOB_MIN_NODES": "1"},
-    ),
     _Launcher("msrun", 2, _msrun, "mindspore", "mindspore_noop.py"),
     _Launcher("dynamic-cluster", 2, _dynamic_cluster, "mindspore", "mindspore_noop.py"),
     _Launcher("mindspore-mpi", 2, _mindspore_mpi, "mindspore", "mindspore_noop.py"),

@@ -26,10 +26,6 @@ elif sys.argv[1:2] == ["--parameter-server"]:
     from jobentry.rank import mindspore_scheduler
 
     sys.exit(mindspore_scheduler.run_server(sys.argv[2:]))
-elif sys.argv[1:2] == ["--elastic"]:
-    from jobentry.rank import horovod_driver
-
-    sys.exit(horovod_driver.main(sys.argv[2]))
 elif sys.argv[1:2] == ["--ask"]:
     from jobentry.node import question
 

@@ -58,14 +58,12 @@ class Policy(NamedTuple):
             time for outputs and the record.
         lost_s: For the head to end after a worker has failed, outputs included. It notices by
             itself or reads our report, but not while it stages code and inputs.
-        is_elastic: Whether the head continues without a lost worker.
     """
 
     lead: Lead
     leave_s: float
     cancel_s: float
     lost_s: float = inf
-    is_elastic: bool = False
 
 
 class Past(NamedTuple):
@@ -78,7 +76,6 @@ class Past(NamedTuple):
         is_end_told: Whether the nodes that still run were told that the job is over.
         head_asked_at: When the head was asked to end; None if it was not.
         killed_at: When its nodes were last killed; None if they were not.
-        restarts_left: How many lost workers of an elastic job may be started again.
     """
 
     cancelled_at: float | None = None
@@ -87,7 +84,6 @@ class Past(NamedTuple):
     is_end_told: bool = False
     head_asked_at: float | None = None
     killed_at: float | None = None
-    restarts_left: int = 0
 
     @property
     def is_head_asked(self) -> bool:
@@ -98,8 +94,6 @@ class Past(NamedTuple):
 class Deed(Enum):
     """What is done to nodes."""
 
-    # Start them again.
-    RESTART = "restart"
     # Tell the head how they have ended: it may still wait for them.
     REPORT = "report"
     # Ask the head to end, as it continues without a worker that has failed: SIGTERM.
@@ -146,10 +140,6 @@ def _follow_workers(
     # The nodes of a cancelled job end because of that.
     if policy.lead is not Lead.HEAD or not failed or past.cancelled_at is not None:
         return ()
-    if policy.is_elastic:
-        # The head decides how few nodes are enough, and how long it waits for one to return.
-        lost = failed[: past.restarts_left]
-        return (Action(Deed.RESTART, lost),) if lost else ()
     unreported = tuple(index for index in failed if not nodes[index].is_reported)
     reports = (Action(Deed.REPORT, unreported),) if unreported else ()
     is_late = now - min(nodes[index].ended_at for index in failed) > policy.lost_s

@@ -151,11 +151,6 @@ class JobSpec(Values):
         "How many times to start a failed job again; or a mapping with this number as max, and "
         "the keys of retry.", 0,
         Option(Group.LIMITS, "--retries", "R"), is_harmless=True)
-    min_nodes: int = key(
-        Whole(0, 10_000),
-        "The fewest nodes with which an elastic job (the launcher horovod-elastic) continues; 0 "
-        "means 1 with that launcher, and all nodes with any other.", 0,
-        Option(Group.LIMITS, "--min-nodes", "N"), is_harmless=True)
     grace_s: float = key(
         Number(0, _DAY_S), "Seconds between SIGTERM and SIGKILL.", 10.0,
         Option(Group.LIMITS, "--grace-s", "S"), is_harmless=True)

@@ -30,7 +30,6 @@ class Options(TypedDict, total=False):
     timeout_min: float
     start_timeout_min: float
     retries: int | Mapping[str, Any]
-    min_nodes: int
     grace_s: float
     store: str
     source_limit_mb: float

@@ -26,7 +26,6 @@ class BackendKind(NamedTuple):
         location: Its class, as ``module:name``.
         is_remote: Whether its jobs run on other machines.
         refreshes_keys: Whether it can give new store keys to the nodes of a running job.
-        is_elastic: Whether a job can survive the loss of a node.
         telling: What decides whether a failed job is tried again.
         python_key: The key of the job file that names the interpreter of scripts; empty if only
             the image has one.
@@ -36,7 +35,6 @@ class BackendKind(NamedTuple):
     location: str
     is_remote: bool = False
     refreshes_keys: bool = False
-    is_elastic: bool = False
     telling: Telling = Telling.NOTHING
     python_key: str = ""
     shares_files: bool = False
@@ -46,13 +44,12 @@ BACKENDS: Mapping[str, BackendKind] = MappingProxyType(
     {
         "process": BackendKind(
             "cloudjob.backends.process.backend:ProcessBackend",
-            is_elastic=True,
             telling=Telling.RECORD,
             python_key="process.python",
             shares_files=True,
         ),
         "docker": BackendKind(
-            "cloudjob.backends.docker.backend:DockerBackend", refreshes_keys=True, is_elastic=True
+            "cloudjob.backends.docker.backend:DockerBackend", refreshes_keys=True
         ),
         "modelarts": BackendKind(
             "cloudjob.backends.modelarts.backend:ModelArtsBackend",

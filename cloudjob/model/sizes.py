@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from cloudjob.errors import SpecError
@@ -11,7 +10,6 @@ from cloudjob.model import submission as submissions
 from cloudjob.model.rules import MAX_ARG_BYTES, VARIABLE_FIELDS
 from cloudjob.model.submission import Submission
 from jobentry.contract import names
-from jobentry.contract.launchers import LAUNCHERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,9 +23,6 @@ MAX_PROGRAM_BYTES = 2_000_000
 _EACH = 9
 # The bytes that each variable of the job adds to mpirun's command line: ``-x NAME``.
 _OPTION = len("-x") + 2 * _EACH
-# The size of the command with which horovod-elastic starts a rank on another node, without the
-# rank's arguments.
-_COMMAND_BYTES = 8192
 _KEYS = {
     names.CLOUDJOB_ENV_NAMES: "env",
     names.CLOUDJOB_SECRET_NAMES: "secrets",
@@ -46,7 +41,6 @@ def check(submission: Submission) -> None:
     variables = submissions.variables(submission, node, home="/home/ma-user", address="0.0.0.0")
     sizes = [
         *_long_lists(variables),
-        *_long_command(submission.spec),
         *_too_much(submission.spec, variables),
     ]
     if sizes:
@@ -85,14 +79,6 @@ def _long_lists(variables: Mapping[str, str]) -> Iterator[str]:
         size = _size(f"{name}={variables.get(name, '')}")
         if size > MAX_ARG_BYTES:
             yield f"{key}: too many (given {size} bytes; allowed {MAX_ARG_BYTES}, Linux's limit)"
-
-
-def _long_command(spec: JobSpec) -> Iterator[str]:
-    """Yield the arguments if they exceed the one argument that starts a rank on another node."""
-    allowed = MAX_ARG_BYTES - _COMMAND_BYTES
-    size = _size(shlex.join((spec.script, *spec.args)))
-    if LAUNCHERS[spec.launcher].is_elastic and size > allowed:
-        yield f"args: too long for {spec.launcher} (given {size} bytes; allowed {allowed})"
 
 
 def _too_much(spec: JobSpec, variables: Mapping[str, str]) -> Iterator[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SHOWN = (
     *("name", "backend", "launcher", "nodes", "procs_per_node", "script", "image", "flavor"),
     *("output_sync_s", "restore_outputs", "timeout_min", "start_timeout_min", "grace_s"),
-    *("min_nodes", "retries"),
+    "retries",
 )
 
 
@@ -105,7 +105,6 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         hang_action=spec.hang.action,
         hang_after_s=spec.hang.after_min * 60,
         hang_scale=spec.hang.scale,
-        min_nodes=_min_nodes(spec),
         first_version=spec.modelarts.first_version,
         open_mpi=_open_mpi(spec),
         mindspore=_mindspore(spec),
@@ -185,11 +184,6 @@ def masked_texts(submission: Submission) -> list[str]:
     keys = (submission.access.get(name, "") for name in names.STORE_KEYS)
     spec = submission.spec
     return secret_texts((*secret_values(spec.secrets, spec.env), *keys))
-
-
-def _min_nodes(spec: JobSpec) -> int:
-    is_elastic = spec.launcher in LAUNCHERS and LAUNCHERS[spec.launcher].is_elastic
-    return max(1, spec.min_nodes) if is_elastic else 0
 
 
 def _mindspore(spec: JobSpec) -> MindSpore:

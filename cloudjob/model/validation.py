@@ -10,13 +10,12 @@ from cloudjob.errors import SpecError
 from cloudjob.model import grid, key_rules
 from cloudjob.model.job import JobSpec
 from cloudjob.model.kinds import Fault, Location, check_size, dotted
-from cloudjob.model.rules import BACKENDS, VARIABLE_FIELDS, VOLUME_SCHEMES
+from cloudjob.model.rules import VARIABLE_FIELDS, VOLUME_SCHEMES
 from cloudjob.model.text import given, nearest, one_line
 from jobentry.contract import env
-from jobentry.contract.launchers import AUTO, LAUNCHERS
+from jobentry.contract.launchers import LAUNCHERS
 
 MAX_RANKS = 100_000
-_ELASTIC_BACKENDS = tuple(name for name, kind in BACKENDS.items() if kind.is_elastic)
 
 
 def validate(
@@ -148,28 +147,6 @@ def _volumes(spec: JobSpec) -> Iterator[tuple[str, str]]:
                 yield f"{key}.{name}", what
 
 
-def _elastic(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    launcher = LAUNCHERS.get(spec.launcher)
-    is_elastic = launcher is not None and launcher.is_elastic
-    if is_elastic and spec.backend in BACKENDS and spec.backend not in _ELASTIC_BACKENDS:
-        yield (
-            "launcher",
-            f"is not for this backend, which ends a job that has lost a node (given"
-            f" {spec.launcher} with {spec.backend}; allowed with {', '.join(_ELASTIC_BACKENDS)})",
-        )
-    if spec.min_nodes and not is_elastic and spec.launcher != AUTO:
-        yield (
-            "min_nodes",
-            f"is for the launcher horovod-elastic; with {spec.launcher} all nodes are needed"
-            f" (given {spec.min_nodes})",
-        )
-    elif spec.min_nodes > spec.nodes:
-        yield (
-            "min_nodes",
-            f"is more than the job has (given {spec.min_nodes}; allowed 0 to {spec.nodes})",
-        )
-
-
 # Each check with the keys that it reads.
 _CHECKS = (
     (_script, ("script", "launcher")),
@@ -177,7 +154,6 @@ _CHECKS = (
     (_variables, ()),
     (_input_nodes, ("inputs", "nodes")),
     (_volumes, ("backend", "inputs", "outputs")),
-    (_elastic, ("launcher", "backend", "nodes", "min_nodes")),
     (key_rules.of_sweep, ("sweep", "max_jobs", *grid.FILLED)),
     (
         key_rules.of_mindspore,

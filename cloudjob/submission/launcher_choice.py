@@ -125,8 +125,6 @@ def choose(spec: JobSpec, files: Files, nested: Nested | None) -> Choice:
     if nested and nested.is_waited_for:
         return Choice("python", f"{nested.where} {nested.what}")
     choice = _in_imports(files, Path(spec.source), spec.script) or _in_image(spec)
-    if choice and choice.launcher == "horovod" and spec.min_nodes:
-        return Choice("horovod-elastic", f"{choice.why}, and min_nodes is {spec.min_nodes}")
     if choice and _is_gloo(spec, choice.launcher):
         return Choice("horovod-gloo", f"{choice.why}, and HOROVOD_CONTROLLER is gloo")
     if choice:

@@ -397,8 +397,7 @@ def _start_preflight(
     node: NodeEnv, node_paths: NodePaths, network: NodeNetwork, environment: Mapping[str, str]
 ) -> NodePreflight | None:
     """Offer the check of the nodes to the others, unless the job has none."""
-    # Nodes of an elastic job come and go, and it continues without those that cannot work.
-    if node.preflight == preflight_levels.OFF or node.min_nodes:
+    if node.preflight == preflight_levels.OFF:
         return None
     from jobentry.control.preflight import offer
 

@@ -23,7 +23,7 @@ LIGHT = (
 )
 # Launchers of a framework -> its marker, which is also in the name of its image's variable.
 HEAVY = {
-    **dict.fromkeys(("torchrun", "horovod", "horovod-gloo", "horovod-elastic"), "torch"),
+    **dict.fromkeys(("torchrun", "horovod", "horovod-gloo"), "torch"),
     **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
 }
 LIMIT_S = 300.0
@@ -75,9 +75,6 @@ def submit_arguments(cloud, launcher, request):
             table = f"mindspore: {{device_target: Ascend, devices: {lines}}}\n"
             (cloud.source / "job.yaml").write_text(table)
             options += ["--config", "job.yaml"]
-        if launcher == "horovod-elastic":
-            # Like the other launchers here: require all nodes, and do not wait long for them.
-            options += ["--min-nodes", nodes, "--start-timeout-min", "0.5"]
         program = ("python3", "train.py") if launcher == "command" else ("train.py",)
         return [*options, *program, *args]
 

@@ -23,7 +23,7 @@ LIKE_PYTHON = ("pytorch-modelarts", "tensorflow", "command")
 # The launchers of frameworks, with the marker of their tests.
 HEAVY = {
     "torchrun": "torch",
-    **dict.fromkeys(("horovod", "horovod-gloo", "horovod-elastic"), "horovod"),
+    **dict.fromkeys(("horovod", "horovod-gloo"), "horovod"),
     **dict.fromkeys(("msrun", "dynamic-cluster", "mindspore-mpi"), "mindspore"),
 }
 # The launcher mpirun, with the MPICH that .ci/mpich installs.
@@ -96,9 +96,6 @@ def submit_arguments(cloud, launcher):
             lines = [f"10.0.0.{node} {devices}" for node in range(int(nodes))]
             cloud.write("job.yaml", f"mindspore: {{device_target: Ascend, devices: {lines}}}\n")
             options += ["--config", "job.yaml"]
-        if launcher == "horovod-elastic":
-            # As with the other launchers, every node is required; missing nodes fail the job soon.
-            options += ["--min-nodes", nodes, "--start-timeout-min", "0.5"]
         if launcher == "horovod":
             # Only Debian's Open MPI, which Horovod is built for.
             cloud.environ["PATH"] = SYSTEM_PATH

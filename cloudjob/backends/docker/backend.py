@@ -24,7 +24,6 @@ from cloudjob.backends.docker import delivery, engine, logs
 from cloudjob.backends.docker import request as requests
 from cloudjob.backends.docker.logs import Source
 from cloudjob.backends.docker.request import (
-    ELASTIC_LABEL,
     GRACE_LABEL,
     JOB_LABEL,
     OWNER_LABEL,
@@ -532,7 +531,7 @@ class DockerBackend(Backend[DockerRequest]):
 def _policy(item: Container) -> Policy:
     """Return how long the nodes of a job may take, from the labels of one of its containers."""
     cancel_s = float(item.labels.get(GRACE_LABEL, "0")) + RETRY_S
-    return Policy(Lead.HEAD, _LEAVE_S, cancel_s, _LOST_S, ELASTIC_LABEL in item.labels)
+    return Policy(Lead.HEAD, _LEAVE_S, cancel_s, _LOST_S)
 
 
 def _past(folder: Path) -> Past:

@@ -16,7 +16,6 @@ from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
 from cloudjob.model.text import masked
 from jobentry.contract import names
-from jobentry.contract.launchers import LAUNCHERS
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -34,8 +33,6 @@ NAME_LABEL = "cloudjob.container"
 OWNER_LABEL = "cloudjob.owner"
 GRACE_LABEL = "cloudjob.grace_s"
 MEMORY_LABEL = "cloudjob.memory_gib"
-# Marks a job that continues when it loses a node.
-ELASTIC_LABEL = "cloudjob.elastic"
 
 # The folder of the files that each container gets before it starts. Only its user can read them,
 # and the entry removes them.
@@ -138,7 +135,6 @@ def build(submission: Submission, owner: str) -> DockerRequest:
         OWNER_LABEL: owner,
         GRACE_LABEL: repr(spec.grace_s),
         MEMORY_LABEL: repr(spec.docker.memory_gib),
-        **({ELASTIC_LABEL: "1"} if LAUNCHERS[spec.launcher].is_elastic else {}),
     }
     network = network_name(submission.job)
     image = spec.image or DEFAULT_IMAGE

@@ -94,7 +94,6 @@ class Controller:
         self.nodes = [_Node(NodeRequest(**node)) for node in request["nodes"]]
         self.is_led: bool = request["is_led"]
         self.keeps_homes: bool = request["keeps_homes"]
-        self.is_elastic: bool = request["is_elastic"]
         self.started_at = time.time()
         # The attempts that have failed, and the sizes of the logs when the present one began.
         self._failed: list[Attempt] = []
@@ -117,7 +116,7 @@ class Controller:
         """How long the nodes may take; equal nodes have their grace period to end."""
         lead = Lead.HEAD if self.is_led else Lead.ALL
         leave_s = LEAVE_S if self.is_led else max(LEAVE_S, self.grace_s)
-        return Policy(lead, leave_s, self.grace_s + OVERDUE_S, LOST_S, self.is_elastic)
+        return Policy(lead, leave_s, self.grace_s + OVERDUE_S, LOST_S)
 
     @property
     def _reserve(self) -> str:
@@ -150,8 +149,8 @@ class Controller:
 
     @property
     def _has_attempts(self) -> bool:
-        """Whether the job as a whole may start again; an elastic one restarts its workers."""
-        return self.rules.max_retries > 0 and not self.is_elastic
+        """Whether the job may start again."""
+        return self.rules.max_retries > 0
 
     def _start(self) -> None:
         self._attempt = len(self._failed) + 1
@@ -162,7 +161,6 @@ class Controller:
         self._past = Past(
             cancelled_at=self._past.cancelled_at,
             is_urgent=self._past.is_urgent,
-            restarts_left=self.rules.max_retries if self.is_elastic else 0,
         )
         for node in self.nodes:
             node.process = self._fork(node)
@@ -286,9 +284,7 @@ class Controller:
 
     def _act(self, deed: Deed, nodes: list[_Node]) -> None:
         """Carry out what the rules of supervision demand, and note that it was done."""
-        if deed is Deed.RESTART:
-            self._restart(nodes)
-        elif deed is Deed.REPORT:
+        if deed is Deed.REPORT:
             for node in nodes:
                 self._report(node)
         elif deed is Deed.KILL:
@@ -310,16 +306,6 @@ class Controller:
                 file.write(node_end.dump(node.exit_code or 0))
             os.replace(path + ".new", path)
             node.is_reported = True
-
-    def _restart(self, nodes: list[_Node]) -> None:
-        """Restart failed workers of an elastic job."""
-        for node in nodes:
-            self._log(f"{node.request.host} was lost and is restarted")
-            self._prepare(node)
-            node.process = self._fork(node)
-        left = self._past.restarts_left - len(nodes)
-        self._past = self._past._replace(restarts_left=left)
-        self._update_state()
 
     def _handle_signals(self, wait_s: float) -> None:
         """Wait for signals, at most for some seconds, and act on them."""

@@ -21,7 +21,6 @@ from cloudjob.errors import BackendError
 from cloudjob.model import submission as submissions
 from cloudjob.model.submission import Submission
 from jobentry.contract import names
-from jobentry.contract.launchers import LAUNCHERS
 
 # The key of the job, in its run folder.
 KEY = "key"
@@ -74,12 +73,11 @@ class ProcessRequest(NamedTuple):
         folder: The job's folder, for its state and logs.
         run_dir: A folder with a short path, for sockets and temporary files.
         hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
-        retries: How often a failed job, or a lost worker of an elastic one, is started again.
+        retries: How often a failed job is started again.
         retry_on: The kinds of failures after which a job is started again.
         backoff_s: The pause before its second attempt, which doubles each time.
         is_led: Whether the job ends with its head; else with the last node or the first failure.
         keeps_homes: Whether the nodes' homes stay when the job has ended.
-        is_elastic: Whether the job continues without a lost worker.
         python: The interpreter that is ``python`` on nodes with files of their own.
     """
 
@@ -97,7 +95,6 @@ class ProcessRequest(NamedTuple):
     backoff_s: float = 0.0
     is_led: bool = True
     keeps_homes: bool = False
-    is_elastic: bool = False
     python: str = ""
 
 
@@ -198,7 +195,6 @@ def build(
         grace_s=submission.spec.grace_s,
         nodes=tuple(nodes),
         secret_names=submission.masked_names,
-        is_elastic=LAUNCHERS[submission.spec.launcher].is_elastic,
         python=machine.python,
     )
 

@@ -70,7 +70,6 @@ class NodeEnv(NamedTuple):
     """The settings of one node and its job.
 
     Args:
-        min_nodes: The minimum number of nodes, including the head; 0 if the job needs all.
         control_dir: The folder in which nodes on one machine announce their addresses; empty for
             nodes that are reached by host name.
         delivered_dir: The folder of files that the backend put into this container.
@@ -108,7 +107,6 @@ class NodeEnv(NamedTuple):
     grace_s: float = DEFAULT_GRACE_S
     timeout_s: float = 0.0
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
-    min_nodes: int = 0
     preflight: str = preflight_levels.QUICK
     hang_action: str = WARN
     hang_after_s: float = DEFAULT_HANG_AFTER_S
@@ -488,7 +486,6 @@ _SETTINGS: Mapping[type, Mapping[str, tuple[str, _Form]]] = {
         "grace_s": (names.CLOUDJOB_GRACE_S, _SECONDS),
         "timeout_s": (names.CLOUDJOB_TIMEOUT_S, _SECONDS),
         "start_timeout_s": (names.CLOUDJOB_START_TIMEOUT_S, _SECONDS),
-        "min_nodes": (names.CLOUDJOB_MIN_NODES, _NODES),
         "preflight": (names.CLOUDJOB_PREFLIGHT, _one_of(*preflight_levels.LEVELS)),
         "hang_action": (names.CLOUDJOB_HANG_ACTION, _one_of(*ACTIONS)),
         "hang_after_s": (names.CLOUDJOB_HANG_AFTER_S, _SECONDS),

@@ -22,7 +22,6 @@ class Launcher(NamedTuple):
         module: The module that the nodes' interpreter must be able to import; may be empty.
         devices: The device targets that it supports; empty for all.
         alternative: The launcher to use for other device targets.
-        is_elastic: Whether nodes may come and go while the job runs.
     """
 
     help: str
@@ -34,7 +33,6 @@ class Launcher(NamedTuple):
     module: str = ""
     devices: tuple[str, ...] = ()
     alternative: str = ""
-    is_elastic: bool = False
 
 
 # The launcher if the job names none and nothing suggests another.
@@ -50,12 +48,6 @@ LAUNCHERS: Mapping[str, Launcher] = {
     ),
     "horovod-gloo": Launcher(
         "Horovod over Gloo, without any MPI", "horovod:gloo", module="horovod"
-    ),
-    "horovod-elastic": Launcher(
-        "Horovod over Gloo, with nodes that may come and go",
-        "horovod:elastic",
-        module="horovod",
-        is_elastic=True,
     ),
     "torchrun": Launcher(
         "PyTorch's torchrun on every node, meeting at the head", "torchrun:launch", module="torch"

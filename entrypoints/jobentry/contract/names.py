@@ -131,8 +131,6 @@ CLOUDJOB_PREVIOUS_DIR = "CLOUDJOB_PREVIOUS_DIR"
 CLOUDJOB_SOURCE = "CLOUDJOB_SOURCE"
 # The variables that the shell that started the entry has dropped because of their names.
 CLOUDJOB_LEFT_OUT = "CLOUDJOB_LEFT_OUT"
-# The minimum number of nodes of an elastic job.
-CLOUDJOB_MIN_NODES = "CLOUDJOB_MIN_NODES"
 # The number of a rank, for launchers that have no variable for it.
 CLOUDJOB_RANK = "CLOUDJOB_RANK"
 # The folder of a rank's log, and the descriptor on which its script reports a failure.

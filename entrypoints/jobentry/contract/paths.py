@@ -115,11 +115,6 @@ class NodePaths(NamedTuple):
         return posixpath.join(self.node_dir, "env")
 
     @property
-    def members(self) -> str:
-        """The file in which the head lists the nodes that currently take part in an elastic job."""
-        return posixpath.join(self.node_dir, "members")
-
-    @property
     def ssh_config(self) -> str:
         """The ssh configuration for the other nodes."""
         return posixpath.join(self.node_dir, "ssh-config")

@@ -13,7 +13,7 @@ from jobentry.control.run import JobContext, Run
 def bring_up(context: JobContext, run: Run) -> Outcome | None:
     """Wait until every worker is ready; return an outcome only if the job cannot run."""
     node, loop, pool = context.setup.node, context.loop, context.pool
-    hosts, stop = context.hosts, context.stop
+    stop = context.stop
 
     def workers_are_late() -> None:
         failure = _late(pool, node)
@@ -24,13 +24,13 @@ def bring_up(context: JobContext, run: Run) -> Outcome | None:
     try:
         pool.open()
         run.start_early()
-        while not hosts.may_begin:
+        while pool.absent:
             loop.step()
             if stop.has_begun:
                 return run.outcome()
     finally:
-        hosts.begin()
-    unfit = hosts.unfit()
+        pool.stop_waiting()
+    unfit = pool.unfit()
     if not unfit:
         return None
     row = unfit[0]

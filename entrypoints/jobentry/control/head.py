@@ -14,7 +14,6 @@ from jobentry.contract.journal import Phase
 from jobentry.control import transport
 from jobentry.control.bring_up import bring_up
 from jobentry.control.commands import LaunchProcesses, RemoteCommands
-from jobentry.control.elastic import ElasticHosts, FixedHosts
 from jobentry.control.handshake import Access, Resolver
 from jobentry.control.insight import InsightRequests
 from jobentry.control.loop import STOPPED_LIMIT_S, NodeEvents, NodeLoop, NodeSetup
@@ -80,11 +79,6 @@ class Head:
             RemoteCommands(paths, loop, node.hosts[0], pool.workers) if has_agent else None
         )
         self._stop = stop = Stop(node, loop, pool, launcher, self._commands)
-        self._hosts = (
-            ElasticHosts(node, paths, loop, pool, stop)
-            if node.min_nodes
-            else FixedHosts(pool, stop)
-        )
         self._context = JobContext(
             setup=setup,
             plan=plan,
@@ -93,7 +87,6 @@ class Head:
             launcher=launcher,
             commands=self._commands,
             stop=stop,
-            hosts=self._hosts,
         )
         self._run = run = Run(self._context)
         self._check = Check(self._context, setup.preflight) if setup.preflight else None
@@ -163,7 +156,6 @@ class Head:
         kind, values = message
         node, run = worker.index, self._run
         actions: dict[str, Callable[..., None]] = {
-            "ready": lambda **facts: self._hosts.worker_joined(node),
             "rank-started": lambda rank: run.rank_started(rank, node),
             "rank-ended": lambda rank, end: run.rank_ended(rank, _rank_end(worker, end)),
             "signal": lambda number: self._stop.handle_worker_signal(number, node),
@@ -205,7 +197,7 @@ class Head:
         log_message(message)
         self._run.worker_lost(worker.index)
         failure = Failure(worker.index, worker.host, exit_code=_KILLED, message=message)
-        self._hosts.worker_lost(worker, failure)
+        self._stop.fail_for_lost_node(failure)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class RemoteWorker:
             self._dial = None
         self.link.detach()
 
-    def reconnect(self) -> None:
+    def _reconnect(self) -> None:
         """Connect to a new entry that replaces a lost worker."""
         self._close_connection()
         self._begin()
@@ -227,7 +227,7 @@ class RemoteWorker:
         if was_ready or self.early_end:
             self._on_lost(self)
         else:
-            self.reconnect()
+            self._reconnect()
 
     def _received(self, message: Message) -> None:
         kind, values = message
@@ -304,18 +304,13 @@ class WorkerPool:
         if self.workers:
             self._loop.start_clock(self._tick)
 
-    def stop_waiting(self, *, for_good: bool = True) -> None:
-        """Stop waiting for the workers that have not answered, if there are any.
-
-        Args:
-            for_good: Whether workers that answer later are rejected.
-        """
+    def stop_waiting(self) -> None:
+        """Stop waiting for the workers that have not answered, and reject them later."""
         self._loop.cancel("late")
         if self._is_late and not self.absent:
             log_message("all workers are ready after %.0f s" % (self._loop.now_s() - self._begun))
-        if for_good:
-            for worker in self.absent:
-                worker.close()
+        for worker in self.absent:
+            worker.close()
 
     def send(self, kind: str, **values: Any) -> None:
         """Send a message to every worker."""

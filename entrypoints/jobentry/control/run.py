@@ -16,7 +16,6 @@ from jobentry.contract import exits
 from jobentry.contract.exits import Cause, Failure, Outcome
 from jobentry.control import verdict
 from jobentry.control.commands import LaunchProcesses, RemoteCommands, remove_sessions
-from jobentry.control.elastic import ElasticHosts, FixedHosts
 from jobentry.control.loop import NodeLoop, NodeSetup
 from jobentry.control.peers import WorkerPool
 from jobentry.control.stop import Stop
@@ -46,7 +45,6 @@ class JobContext(NamedTuple):
     Args:
         launcher: Starts the ranks of this node.
         commands: Runs the launcher's commands on other nodes; None if it has none.
-        hosts: The nodes that the job needs.
     """
 
     setup: NodeSetup
@@ -56,7 +54,6 @@ class JobContext(NamedTuple):
     launcher: LaunchProcesses
     commands: RemoteCommands | None
     stop: Stop
-    hosts: FixedHosts | ElasticHosts
 
 
 class Run:
@@ -72,7 +69,6 @@ class Run:
         self._pool = context.pool
         self._launcher = context.launcher
         self._commands = context.commands
-        self._hosts = context.hosts
         self._stop = context.stop
         self._waiting = context.setup.paths.waiting
         # Our child processes before mpirun, and why it could not be started early.
@@ -127,7 +123,7 @@ class Run:
 
     def start_early(self) -> None:
         """Start mpirun while the workers come up, as it must wait for their first answer anyway."""
-        if self._commands is None or self._hosts.is_elastic:
+        if self._commands is None:
             return
         self._earlier_children = children()
         with open(self._waiting, "wb"):
@@ -175,8 +171,7 @@ class Run:
             self._attempt,
             waited_s,
         )
-        is_final = self._plan.is_everywhere or self._hosts.is_elastic
-        if is_final or not verdict.may_start_again(self._attempt, self._started):
+        if self._plan.is_everywhere or not verdict.may_start_again(self._attempt, self._started):
             self._give_up(failure._replace(last_lines=self._launch_end().last_lines))
             return
         log_message(f"{failure.message}: ending it, and starting it again")
@@ -251,11 +246,7 @@ class Run:
     def rank_started(self, rank: int, node: int) -> None:
         """Note that a rank has started."""
         self._started[rank] = node
-        if self._hosts.is_elastic:
-            # From now on the driver handles starts.
-            self._ends.pop(rank, None)
-            self._loop.cancel("start")
-        elif len(self._started) >= self._plan.ranks:
+        if len(self._started) >= self._plan.ranks:
             self._journal.end("start ranks")
             self._loop.cancel("start")
         elif not self._stop.has_begun and not self._is_hung:
@@ -276,8 +267,6 @@ class Run:
         failure = end.failure
         log_message(f"rank {rank} on node {failure.node} ({failure.host}): {failure.message}")
         self._first_failed = rank
-        if self._hosts.can_go_on_without(failure.node):
-            return
         # Our signal must not reach the rank to blame while it still writes its backtrace.
         after_s = CAUSE_S if end.has_lost_connection else 0.0
         self._stop.rank_failed(after_s, is_leaving=end.is_leaving)
@@ -295,7 +284,7 @@ class Run:
         begun = time.monotonic()
         while True:
             is_in_doubt = self._pool.are_in_doubt and not self._stop.outcome
-            have_ended = len(self._ends) >= (0 if self._hosts.is_elastic else self._plan.ranks)
+            have_ended = len(self._ends) >= self._plan.ranks
             is_clear = self._stop.has_begun or (code == 0 and have_ended)
             if is_clear and not is_in_doubt:
                 break
@@ -333,8 +322,6 @@ class Run:
             return Outcome(first.exit_code or 1, Cause.PLATFORM, first)
         if stop.outcome:
             return stop.outcome
-        if self._hosts.is_elastic:
-            return verdict.decide_elastic(self._ends, self._launch_end())
         outcome = verdict.decide(self._ends, self._started, self._plan.ranks, self._launch_end())
         if outcome.failure is None:
             return outcome

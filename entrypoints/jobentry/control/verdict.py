@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 # A failing rank closes its connections some milliseconds before it is gone. By then another rank
 # may have ended because of that, and the signal that followed may have reached the failing rank.
 _CLOSE_S = 0.1
-# An elastic job has recovered from failures that are older than this when it ends.
-_ROUND_S = 5.0
 _SHOWN_VICTIMS = 16
 _REPORTED_LINES = 20
 # Seconds in which no rank starts before a start counts as hung: 32 nodes on two cores took 16 s.
@@ -199,19 +197,6 @@ def losses(outcome: Outcome, ends: Mapping[int, RankEnd]) -> str:
     earlier = f"{gap_s:.1f} s earlier" if gap_s >= _CLOSE_S else "at the same time"
     what = "failed" if ends[blamed].failure.exit_code else "ended"
     return f"{ranks} {names} lost rank {blamed}, which had {what} {earlier}"
-
-
-def decide_elastic(ends: Mapping[int, RankEnd], driver: LaunchEnd) -> Outcome:
-    """Return how an elastic job ended; its driver knows whether the job is complete.
-
-    Args:
-        ends: The ranks that have ended; a failure that the driver recovered from does not count.
-    """
-    if driver.code == 0:
-        return Outcome(0)
-    last_at_s = max((end.at_s for end in ends.values()), default=0.0)
-    recent = {rank: end for rank, end in ends.items() if end.at_s > last_at_s - _ROUND_S}
-    return decide(recent, {}, 0, driver)
 
 
 def server_ended(server: LaunchEnd, node: int, host: str, have_started: bool) -> Outcome:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import posixpath
 from typing import Mapping, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
-from jobentry.launchers import mpirun, rsh_agent
+from jobentry.launchers import mpirun
 from jobentry.launchers.common import (
-    PRIVATE,
     ArgsError,
-    File,
     Launch,
     Process,
     Site,
@@ -26,8 +22,6 @@ CONTROLLER = "HOROVOD_CONTROLLER"
 OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 TIMELINE = "HOROVOD_TIMELINE"
 TIMEOUT_S = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-# Added to Horovod's timeout, so that the head, whose message is better, gives up on nodes first.
-_EXTRA_TIMEOUT_S = 60
 _LAUNCHERS = {"mpi": "horovod", "gloo": "horovod-gloo"}
 
 
@@ -60,42 +54,6 @@ def gloo(site: Site, script_argv: Sequence[str]) -> Launch:
         store = (*site.entry, "--rendezvous", str(number), str(node.nodes), str(node.slots))
         processes.insert(0, Process("rendezvous", store, site.environment, is_server=True))
     return Launch(tuple(processes), node.nodes * node.slots)
-
-
-def elastic(site: Site, script_argv: Sequence[str]) -> Launch:
-    """Return Horovod's elastic driver on the head, which starts ranks on the available nodes.
-
-    Raises:
-        ArgsError: The job sets another controller.
-    """
-    node = site.node
-    most = node.nodes * node.slots
-    variables = _variables(site, "gloo")
-    if not node.is_head:
-        return Launch((), most, is_everywhere=False)
-    driver_settings = {
-        **variables,
-        "HOROVOD_ELASTIC": "1",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": node.hosts[0],
-    }
-    settings = {
-        "members": site.paths.members,
-        "shell": rsh_agent.argv(site.paths.agent),
-        "wrapper": (*site.entry, "--rank", "--gloo", "--", *program(site, script_argv)),
-        "env": driver_settings,
-        "slots": node.slots,
-        "min_ranks": max(1, node.min_nodes) * node.slots,
-        "max_ranks": most,
-        "timeout_s": int(node.start_timeout_s) + _EXTRA_TIMEOUT_S,
-    }
-    path = posixpath.join(site.paths.node_dir, "elastic.json")
-    argv = (*site.under_interpreter, "--elastic", path)
-    driver = Process("horovod", argv, site.environment)
-    files = (
-        File(path, PRIVATE, json.dumps(settings)),
-        File(site.paths.agent, PRIVATE, rsh_agent.TEXT),
-    )
-    return Launch((driver,), most, False, files)
 
 
 def _variables(site: Site, controller: str) -> dict[str, str]:

@@ -93,7 +93,7 @@ def of_rank(node_dir: str, rank: int | None) -> Surroundings | None:
         except (OSError, ValueError):
             continue
         del environment[names.CLOUDJOB_END_FD]
-        # An elastic job may start a rank again.
+        # Its launcher may start a rank again.
         if started >= programs.get(number, (0,))[0]:
             programs[number] = started, Surroundings(environment, folder)
     number = min(programs, default=0) if rank is None else rank

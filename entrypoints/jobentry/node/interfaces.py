@@ -28,7 +28,6 @@ _DAEMONS = (
     (names.OMPI_DAEMONS_INCLUDE, ("oob_tcp_if_include", "oob_tcp_if_exclude")),
     (names.PRTE_INCLUDE, ("prte_if_include", "prte_if_exclude")),
 )
-_HOROVOD_OVER_GLOO = ("horovod-gloo", "horovod-elastic")
 _HOROVOD = "give the name the address %s in /etc/hosts, or use the launcher horovod"
 _DUMMY = "give the address to an interface of the type dummy"
 _RANKS = (names.OMPI_TCP_INCLUDE, ("btl_tcp_if_include", "btl_tcp_if_exclude"))
@@ -283,7 +282,7 @@ def _name_for_horovod(node: NodeEnv, network: NodeNetwork) -> Choice:
     """
     address = network.route.address
     is_reachable = not network.name_is_loopback or is_loopback(address)
-    if node.launcher not in _HOROVOD_OVER_GLOO or not address or is_reachable:
+    if node.launcher != "horovod-gloo" or not address or is_reachable:
         return Choice({})
     text = f"its own name is a loopback address, which Horovod gives to the other nodes; {_HOROVOD}"
     return Choice({}, (_note(node, text % address),))

@@ -191,7 +191,7 @@ class LocalRanks:
         if rank < 0 or not all(1 < process <= _LAST_PROCESS for process in (wrapper, program)):
             return False
         self.wrappers[rank] = wrapper
-        # An elastic job may start a rank again.
+        # Its launcher may start a rank again.
         self.ends.pop(rank, None)
         self._failing.pop(rank, None)
         self._peaks.pop(rank, None)

@@ -20,7 +20,7 @@ MARK = "has-run"
 
 def may_run(node: NodeEnv) -> bool:
     """Whether the node runs for the first time, or can run again; note that it has run."""
-    return not node.delivered_dir or bool(node.min_nodes) or _mark(node)
+    return not node.delivered_dir or _mark(node)
 
 
 def _mark(node: NodeEnv) -> bool:

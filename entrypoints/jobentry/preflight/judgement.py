@@ -60,7 +60,7 @@ class Setting(NamedTuple):
         launcher = LAUNCHERS.get(self.launcher)
         if self.launcher == "srun" or (launcher is not None and launcher.needs_mpi):
             return Library.MPI
-        is_gloo = self.launcher in (*_TORCH, "horovod-gloo", "horovod-elastic")
+        is_gloo = self.launcher in (*_TORCH, "horovod-gloo")
         return Library.GLOO if is_gloo else Library.OTHER
 
     @property

@@ -126,11 +126,6 @@ def _apply_options(options: list[str], environment: dict[str, str], rank: int) -
         # MindSpore's cluster on a CPU does not read the variables of mpirun.
         environment["MS_NODE_ID"] = environment["RANK_ID"] = str(rank)
         environment["DEVICE_ID"] = environment.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")
-    if "--gloo" in options:
-        # The name of the interface can differ between nodes.
-        interface = environment.get(names.GLOO_SOCKET_IFNAME)
-        if interface:
-            environment.setdefault("HOROVOD_GLOO_IFACE", interface)
     if "--address" in options:
         from jobentry.system.addresses import address_of
 

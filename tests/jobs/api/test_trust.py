@@ -467,7 +467,7 @@ def test_a_handle_that_names_another_place_than_the_configuration_is_refused(
 HARMLESS = {
     "": {"script", "args", "name", "nodes", "procs_per_node", "backend", "launcher", "outputs",
          "output_sync_s", "metrics", "detect_metrics", "flavor", "timeout_min",
-         "start_timeout_min", "retries", "min_nodes", "grace_s", "hardware_check", "strict",
+         "start_timeout_min", "retries", "grace_s", "hardware_check", "strict",
          "preflight"},
     "process": {"gpus"},
     "docker": {"cpus", "memory_gib", "shm_gib", "gpus"},

@@ -31,7 +31,7 @@ def environ(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
     [
         ("sub", ["submit"]),
         ("submit --laun", ["--launcher"]),
-        ("submit --launcher horovod-", ["horovod-elastic", "horovod-gloo"]),
+        ("submit --launcher horovod-", ["horovod-gloo"]),
         ("submit --backend s", ["slurm"]),
         ("submit tr", ["train.py"]),
         ("submit -n 2 train.py --lau", []),

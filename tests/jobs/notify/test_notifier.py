@@ -270,7 +270,7 @@ def test_a_module_of_the_current_folder_does_not_replace_one_of_the_notifier(
 
 def test_a_submit_that_fails_leaves_no_notifier(home: Path):
     with pytest.raises(SpecError):
-        submit(inputs={"DATA": "file:///nowhere"}, procs_per_node=2, min_nodes=5)
+        submit(inputs={"DATA": "file:///nowhere"}, procs_per_node=2)
     with pytest.raises(cloudjob.CloudJobError):
         submit(process={"python": "/nowhere/python"})
 

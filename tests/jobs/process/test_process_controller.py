@@ -41,7 +41,6 @@ def start(tmp_path):
             "lock": None,
             "is_led": True,
             "keeps_homes": False,
-            "is_elastic": False,
             "nodes": [
                 {
                     "host": f"worker-{node}",
@@ -348,39 +347,3 @@ def test_a_pause_longer_than_the_time_limit_is_not_waited_for(retried, tmp_path)
 
     assert len(seen) == 1
     assert "its time limit is over" in log
-
-
-ELASTIC = """\
-import os, sys, time
-folder, node = os.environ["CLOUDJOB_NODE_DIR"], os.environ["NODE"]
-def count():
-    return sum(name.startswith("start-") for name in os.listdir(folder))
-if node == "1":
-    open(f"{folder}/start-{os.getpid()}", "w").close()
-    sys.exit(5)
-if node == "0":
-    end = time.monotonic() + 60
-    while not (count() == 3 and os.path.exists(folder + "/may-end")):
-        assert time.monotonic() < end, count()
-        time.sleep(0.01)
-    sys.exit(0)
-time.sleep(1000)
-"""
-
-
-def test_lost_workers_of_an_elastic_job_are_started_again(start, tmp_path):
-    """Two retries start the worker twice more; its last loss does not end the job."""
-    controller, path = start(sys.executable, "-c", ELASTIC, is_elastic=True, retries=2)
-    end = time.monotonic() + 60
-    while len(list(path.parent.glob("start-*"))) < 3:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    assert controller.poll() is None
-    path.with_name("may-end").touch()
-
-    assert controller.wait(60) == 0
-
-    state = json.loads(path.read_bytes())
-    assert (state["exit_code"], state["nodes"][1]["exit_code"]) == (0, 5)
-    assert len(list(path.parent.glob("start-*"))) == 3
-    assert path.with_name("log-0").read_text().count("worker-1 was lost and is restarted") == 2

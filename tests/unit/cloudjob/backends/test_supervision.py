@@ -25,7 +25,6 @@ from cloudjob.backends.supervision import (
 )
 
 LED = Policy(Lead.HEAD, leave_s=5, cancel_s=25, lost_s=60)
-ELASTIC = LED._replace(is_elastic=True)
 EQUAL = Policy(Lead.ALL, leave_s=30, cancel_s=30)
 
 RUNS = Node()
@@ -91,28 +90,6 @@ TABLE = {
         TOLD._replace(is_urgent=True),
         100,
         (do(Deed.KILL, 0, 1),),
-    ),
-    "an elastic job loses workers": (
-        (RUNS, FAILED, FAILED),
-        ELASTIC,
-        Past(restarts_left=1),
-        101,
-        (do(Deed.RESTART, 1),),
-    ),
-    "it has no restarts left": ((RUNS, FAILED), ELASTIC, Past(), 1e9, ()),
-    "a cancelled elastic job": (
-        (RUNS, FAILED),
-        ELASTIC,
-        TOLD._replace(restarts_left=1),
-        101,
-        (),
-    ),
-    "the head of an elastic job has ended": (
-        (DONE, RUNS),
-        ELASTIC,
-        Past(restarts_left=1),
-        101,
-        (do(Deed.END, 1),),
     ),
     "equal nodes: one has succeeded": ((DONE, RUNS), EQUAL, Past(), 1e9, ()),
     "equal nodes: one has failed": ((RUNS, FAILED), EQUAL, Past(), 101, (do(Deed.END, 0),)),

@@ -34,10 +34,6 @@ def submission(**values: Any) -> Submission:
             {"outputs": {f"OUT_{n}": f"s3://bucket/{'x' * 100}/{n}" for n in range(1200)}},
             "outputs: too many (given ",
         ),
-        (
-            {"launcher": "horovod-elastic", "args": ("'" * 31_000,)},
-            "args: too long for horovod-elastic (given 155",
-        ),
     ],
 )
 def test_a_job_that_is_too_long_for_linux_is_refused_with_its_largest_value(

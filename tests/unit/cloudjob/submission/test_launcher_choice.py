@@ -218,12 +218,6 @@ def test_horovod_with_gloo_is_a_separate_launcher(choose):
     )
 
 
-def test_elastic_horovod_is_a_separate_launcher(choose):
-    choice = choose("import horovod.torch", nodes=3, min_nodes=2)
-
-    assert choice == ("horovod-elastic", "train.py imports horovod, and min_nodes is 2")
-
-
 def test_every_name_that_can_be_chosen_is_a_launcher():
     names = {*launcher_choice._BY_IMPORT.values(), *launcher_choice._BY_IMAGE.values()}
 

@@ -54,7 +54,6 @@ def nodes(draw: st.DrawFn) -> NodeEnv:
         grace_s=draw(SECONDS),
         timeout_s=draw(SECONDS),
         start_timeout_s=draw(SECONDS),
-        min_nodes=draw(st.integers(0, len(hosts))),
         preflight=draw(st.sampled_from(preflight_levels.LEVELS)),
         hang_action=draw(st.sampled_from(hang_actions.ACTIONS)),
         hang_after_s=draw(SECONDS),

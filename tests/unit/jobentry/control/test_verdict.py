@@ -14,7 +14,6 @@ from jobentry.control.verdict import (
     RankEnd,
     correction,
     decide,
-    decide_elastic,
     hung_start,
     losses,
     may_start_again,
@@ -320,35 +319,6 @@ def test_a_rank_that_exits_with_0_may_be_the_cause_of_an_earlier_failure():
 
     assert outcome.failure is not None
     assert outcome.failure.rank == 1
-
-
-def test_failures_that_an_elastic_job_survived_do_not_fail_it():
-    ends = {0: end(0), 1: end(1, 7, at_s=50.0)}
-
-    assert decide_elastic(ends, LaunchEnd("horovod", 0, ())) == Outcome(0)
-
-
-def test_an_elastic_job_reports_the_first_failure_of_its_last_round():
-    ends = {
-        0: end(0, 5, at_s=10.0),
-        1: end(1, 1, at_s=99.9),
-        2: end(2, 7, at_s=99.0),
-        3: end(3, 143, at_s=100.0, number=15, was_asked_to_end=True),
-    }
-
-    outcome = decide_elastic(ends, LaunchEnd("horovod", 7, ()))
-
-    assert (outcome.exit_code, outcome.cause) == (7, "user")
-    assert outcome.failure is not None
-    assert outcome.failure.rank == 2
-
-
-def test_an_elastic_driver_that_gives_up_reports_why():
-    outcome = decide_elastic({0: end(0)}, LaunchEnd("horovod", 1, ("no hosts",)))
-
-    assert (outcome.exit_code, outcome.cause) == (1, "user")
-    assert outcome.failure is not None
-    assert outcome.failure.last_lines == ("no hosts",)
 
 
 @pytest.mark.parametrize(

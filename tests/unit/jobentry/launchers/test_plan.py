@@ -92,7 +92,7 @@ def test_every_launcher_makes_a_plan(launcher: str):
     node = NODE._replace(launcher=launcher)
     launch_plan = plan.make(node, {"PWD": "/code"}, PATHS, TOOLS, ("x.py",))
 
-    is_led = LAUNCHERS[launcher].needs_mpi or launcher in ("srun", "horovod-elastic")
+    is_led = LAUNCHERS[launcher].needs_mpi or launcher == "srun"
     assert launch_plan.is_everywhere != is_led
     assert launch_plan.processes
 

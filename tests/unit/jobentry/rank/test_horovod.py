@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 
 import pytest
@@ -14,7 +13,7 @@ from jobentry.launchers import plan
 from jobentry.launchers.common import ArgsError
 from jobentry.launchers.mpi import Mpi
 from jobentry.launchers.plan import Tools
-from jobentry.rank import horovod_driver, horovod_store
+from jobentry.rank import horovod_store
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), slots=2, start_timeout_s=90, open_mpi=OpenMpi(x_args=""))
 PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
@@ -68,37 +67,6 @@ def test_with_mpi_mpirun_carries_the_variables():
     assert process.env["HOROVOD_CONTROLLER"] == "mpi"
     assert process.env["HOROVOD_CPU_OPERATIONS"] == "ccl"
     assert make("horovod", 1).processes == ()
-
-
-def test_an_elastic_job_has_a_driver_on_the_head_and_nothing_on_the_workers():
-    head = make("horovod-elastic", HOROVOD_ELASTIC_TIMEOUT="7")
-
-    (driver,) = head.processes
-    assert (driver.name, driver.argv[-2:]) == ("horovod", ("--elastic", "/n/elastic.json"))
-    assert driver.is_server is False
-    file, agent = head.files
-    assert agent.path == "/n/agent"
-    assert (file.path, file.mode) == ("/n/elastic.json", 0o600)
-    assert json.loads(file.text) == {
-        "members": "/n/members",
-        "shell": ["/bin/sh", "/n/agent"],
-        "wrapper": [
-            *("python3", "/e.pyz", "--rank", "--gloo", "--"),
-            *("python", "/e.pyz", "--script", "x.py"),
-        ],
-        "env": {
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_ELASTIC": "1",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "a",
-        },
-        "slots": 2,
-        "min_ranks": 2,
-        "max_ranks": 4,
-        "timeout_s": 150,
-    }
-    worker = make("horovod-elastic", 1)
-    assert (worker.processes, worker.files, worker.is_everywhere) == ((), (), False)
 
 
 @pytest.mark.parametrize("launcher", ["horovod", "horovod-gloo"])
@@ -187,13 +155,3 @@ def test_a_port_in_use_is_reported(ask, capsys):
     assert code == 125
     message = f"listening on port {server.server_port}: Address already in use; set MASTER_PORT"
     assert capsys.readouterr().err.startswith(message)
-
-
-def test_shell_output_before_the_mark_is_skipped_and_shown(
-    capsys: pytest.CaptureFixture[str],
-):
-    lines = [b"Welcome to node 1!\n", b"prompt> cloudjob-group 4711\n", b"later\n"]
-
-    assert horovod_driver._group(lines) == 4711
-    assert capsys.readouterr().err == "the shell of a node prints: Welcome to node 1!\n"
-    assert horovod_driver._group([b"This account is currently not available.\n"]) == 0
