@@ -23,7 +23,7 @@ from jobentry.contract.exits import Cause, Outcome
 from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
 from jobentry.launchers import plan
-from jobentry.launchers.common import ArgsError
+from jobentry.launchers.common import ArgsError, Launch
 from jobentry.log import log_message, write_journal
 from jobentry.node import early_ends, files, limits, prepare, record, second_run, unsubmitted
 from jobentry.node.journal import Journal
@@ -214,7 +214,7 @@ def _show(node: NodeEnv, options: Options) -> int:
     except EntryError as error:
         _log_error(error)
         return error.code
-    values = plan.masked(launch_plan, node.secret_names)
+    values = plan.masked(launch_plan, node)
     if options.is_json:
         print(json.dumps(values))
         return 0
@@ -234,7 +234,7 @@ def _shown_plan(
     node_paths: NodePaths,
     folder: str,
     options: Options,
-) -> plan.LaunchPlan:
+) -> Launch:
     """Return the plan of this node without changing anything."""
     needs_mpi = launcher_of(node).needs_mpi
     if unsubmitted.is_unsubmitted(os.environ):
@@ -431,7 +431,8 @@ def _call_job_off(
 
     setup = NodeSetup(node, node_paths, Journal(), child_ids=our_processes)
     key, port = prepare.read_key(node), prepare.control_port(node, node_paths)
-    Head(setup, plan.empty(node_paths.code), {}, key, port).call_off(reason, patience_s)
+    nothing = Launch((), 0, is_everywhere=False, cwd=node_paths.code)
+    Head(setup, nothing, {}, key, port).call_off(reason, patience_s)
 
 
 def _run_worker(
@@ -519,7 +520,7 @@ def _run_head(
 
 def _head_plan(
     node: NodeEnv, node_paths: NodePaths, setup: _Setup, options: Options
-) -> tuple[plan.LaunchPlan, dict[str, Any], list[str]]:
+) -> tuple[Launch, dict[str, Any], list[str]]:
     """Return the head's plan and facts, and the paths of the files that it wrote."""
     needs_mpi = launcher_of(node).needs_mpi
     tools = find_tools(node, setup.environment, setup.version, needs_mpi=needs_mpi)

@@ -49,8 +49,11 @@ class Launch(NamedTuple):
     """The processes and files of one node, and the number of ranks of the job.
 
     Args:
+        processes: Those to start; none on a worker whose ranks the head starts.
         is_everywhere: Whether each node starts its own ranks; otherwise the head starts all.
+        files: The files that the processes read.
         notes: Options that were left out or changed, for the log.
+        cwd: The folder of the code, in which they start; the same for all launchers.
     """
 
     processes: tuple[Process, ...]
@@ -58,6 +61,7 @@ class Launch(NamedTuple):
     is_everywhere: bool = True
     files: tuple[File, ...] = ()
     notes: tuple[str, ...] = ()
+    cwd: str = ""
 
 
 class Site(NamedTuple):

@@ -12,9 +12,9 @@ from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import common, plan
-from jobentry.launchers.common import ArgsError, File, Process
+from jobentry.launchers.common import ArgsError, File, Launch, Process
 from jobentry.launchers.mpi import Mpi
-from jobentry.launchers.plan import LaunchPlan, Tools
+from jobentry.launchers.plan import Tools
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), open_mpi=OpenMpi(x_args=""))
 PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
@@ -29,8 +29,7 @@ def test_a_worker_of_an_mpirun_job_starts_nothing():
         NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",)
     )
 
-    assert launch_plan == LaunchPlan(
-        role="worker",
+    assert launch_plan == Launch(
         processes=(),
         ranks=2,
         is_everywhere=False,
@@ -59,8 +58,7 @@ def test_every_node_refuses_the_same_options(launcher: str, invalid_options: dic
 def test_the_head_starts_mpirun_with_its_files():
     environment = {"PWD": "/code", "MA_VJ_NAME": "j", "A": "b"}
 
-    assert plan.make(NODE, environment, PATHS, TOOLS, ("x.py", "--lr", "1")) == LaunchPlan(
-        role="head",
+    assert plan.make(NODE, environment, PATHS, TOOLS, ("x.py", "--lr", "1")) == Launch(
         processes=(
             Process(
                 "mpirun",
@@ -173,15 +171,14 @@ def test_the_credentials_of_the_entry_do_not_reach_the_ranks():
 
 def test_secrets_are_masked():
     description = plan.masked(
-        LaunchPlan(
-            role="head",
+        Launch(
             processes=(Process("mpirun", ("mpirun",), {"B": "c", "A": "s"}),),
             ranks=1,
             is_everywhere=False,
             files=(File("/f", 0o600, "t"),),
             cwd="/c",
         ),
-        ("A",),
+        NODE._replace(secret_names=("A",)),
     )
 
     assert description == {
