@@ -14,7 +14,7 @@ import signal
 import stat
 from typing import Iterator, NamedTuple, Sequence
 
-from jobentry.contract.waits import is_starter
+from jobentry.contract.waits import of_script
 from jobentry.node.rank_stacks import relative, source_line
 from jobentry.rank.crash_file import SLOT_BYTES
 from jobentry.secrets import masking
@@ -162,10 +162,7 @@ def _threads(lines: Sequence[str]) -> Iterator[tuple[bool, list[Call]]]:
 
 def _without_starters(calls: list[Call], folder: str) -> Iterator[Call]:
     """Yield the calls without those that start the script, and with their source."""
-    kept = list(calls)
-    while len(kept) > 1 and is_starter(kept[-1].file):
-        kept.pop()
-    for call in kept:
+    for call in of_script(calls):
         # A script may have changed to the path without links.
         file = relative(relative(call.file, folder), os.path.realpath(folder))
         source = source_line(call.file, call.line, folder) if call.line else ""
