@@ -181,7 +181,7 @@ def test_an_invalid_request_is_refused(ask, length):
 def test_a_port_in_use_is_reported(ask, capsys):
     server = horovod_store.Server(("", 0), 1, 1)
 
-    code = horovod_store.main([str(server.server_port), "1", "1"])
+    code = horovod_store.main(str(server.server_port), "1", "1")
 
     server.server_close()
     assert code == 125
