@@ -84,10 +84,7 @@ def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bo
 
     if is_dry_run:
         return rank_table.placeholder(node.hosts, node.slots)
-    try:
-        return rank_table_file.read(environment, node.start_timeout_s)
-    except rank_table_file.TableError as error:
-        raise EntryError(str(error), hint=error.hint) from error
+    return rank_table_file.read(environment, node.start_timeout_s)
 
 
 def start_version(path: str) -> subprocess.Popen[bytes] | None:

@@ -10,6 +10,7 @@ from jobentry.contract import devices
 from jobentry.contract.devices import Device, Server
 from jobentry.contract.env import MindSpore, NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.errors import EntryError
 from jobentry.launchers import rank_table
 from jobentry.launchers.common import ArgsError, Site
 from jobentry.node import rank_table_file
@@ -305,7 +306,7 @@ def test_a_table_that_stays_incomplete_is_reported(tmp_path, text, problem):
     if text is not None:
         path.write_text(text)
 
-    with pytest.raises(rank_table_file.TableError, match=problem) as caught:
+    with pytest.raises(EntryError, match=problem) as caught:
         rank_table_file.read({"RANK_TABLE_FILE": str(tmp_path)}, 0.3)
 
     assert str(tmp_path) in str(caught.value)
