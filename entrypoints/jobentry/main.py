@@ -224,8 +224,8 @@ def _shown_plan(
     if unsubmitted.is_unsubmitted(os.environ):
         unsubmitted.check(node, folder, options.script_argv)
     version = start_version(environment.get("PATH", os.defpath)) if needs_mpi else None
-    tools = find_tools(node, environment, version, needs_mpi=needs_mpi, is_dry_run=True)
-    launch_plan = plan.make(node, environment, node_paths, tools, options.script_argv)
+    site = find_tools(node, environment, node_paths, version, needs_mpi=needs_mpi, is_dry_run=True)
+    launch_plan = plan.make(site, options.script_argv)
     return prepare.with_existing_host_file(launch_plan, node)
 
 
@@ -436,15 +436,15 @@ def _run_worker(setup: _Setup, options: Options) -> _End:
     assert setup.control_socket is not None
     node, node_paths = setup.here.node, setup.here.paths
     # Without mpirun's version, which only the head checks, from the worker's facts.
-    tools = find_tools(node, setup.environment, None, needs_mpi=False)
-    tools = tools._replace(address=setup.address)
-    launch_plan = plan.make(node, setup.environment, node_paths, tools, options.script_argv)
+    site = find_tools(node, setup.environment, node_paths, None, needs_mpi=False)
+    site = site._replace(address=setup.address)
+    launch_plan = plan.make(site, options.script_argv)
     written = prepare.write_files(launch_plan.files)
     worker = Worker(
         setup.here,
         launch_plan,
         lambda: {
-            **facts_of(node, tools, setup.version, setup.module),
+            **facts_of(node, site, setup.version, setup.module),
             **_offered(setup.here.preflight),
         },
         setup.control_socket,
@@ -499,14 +499,14 @@ def _head_plan(setup: _Setup, options: Options) -> tuple[Launch, dict[str, Any],
     """Return the head's plan and facts, and the paths of the files that it wrote."""
     node, node_paths = setup.here.node, setup.here.paths
     needs_mpi = launcher_of(node).needs_mpi
-    tools = find_tools(node, setup.environment, setup.version, needs_mpi=needs_mpi)
-    tools = tools._replace(address=setup.address)
-    launch_plan = plan.make(node, setup.environment, node_paths, tools, options.script_argv)
+    site = find_tools(node, setup.environment, node_paths, setup.version, needs_mpi=needs_mpi)
+    site = site._replace(address=setup.address)
+    launch_plan = plan.make(site, options.script_argv)
     launch_plan = prepare.with_existing_host_file(launch_plan, node)
     for note in launch_plan.notes:
         log_message(note)
-    facts = facts_of(node, tools, setup.version, setup.module)
-    check_module(facts, node.launcher, tools.interpreter)
+    facts = facts_of(node, site, setup.version, setup.module)
+    check_module(facts, node.launcher, site.interpreter)
     return launch_plan, facts, prepare.write_files(launch_plan.files)
 
 

@@ -7,6 +7,7 @@ from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.launchers import OPEN_MPI
 from jobentry.contract.paths import NodePaths
 
 PRIVATE = 0o600
@@ -64,10 +65,26 @@ class Launch(NamedTuple):
     cwd: str = ""
 
 
+class Mpi(NamedTuple):
+    """The MPI of this node: the absolute path of its mpirun, its version and its family."""
+
+    mpirun: str
+    version: tuple[int, ...]
+    family: str = OPEN_MPI
+
+    @property
+    def name(self) -> str:
+        """The version, which must be the same on all nodes: ``4.1`` for Open MPI, ``MPICH 4.0``."""
+        numbers = "%d.%d" % self.version[:2]
+        return numbers if self.family == OPEN_MPI else f"{self.family} {numbers}"
+
+
 class Site(NamedTuple):
     """The node that launches: its environment, paths and interpreter, and the entry's command.
 
     Args:
+        environment: The result of ``plan.node_environment``.
+        mpi: Its MPI; of no version if the launcher needs none.
         rank_table: The text of the platform's rank table; empty if there is none.
         address: The address of this node that the others see, empty if not known.
     """
@@ -77,6 +94,7 @@ class Site(NamedTuple):
     paths: NodePaths
     interpreter: str
     entry: tuple[str, ...]
+    mpi: Mpi = Mpi("", ())
     rank_table: str = ""
     address: str = ""
 

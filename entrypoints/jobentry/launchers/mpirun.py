@@ -15,12 +15,11 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import OPEN_MPI
-from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
+from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Mpi, Process, Site, program
 from jobentry.launchers.mpi import (
     BINDING,
     MCA_OPTIONS,
     NO_REMOTE_SHELL,
-    Mpi,
     Option,
     RemoteShell,
     agent_file,
@@ -63,7 +62,7 @@ class Command(NamedTuple):
     notes: tuple[str, ...]
 
 
-def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[str] = ()) -> Launch:
+def launch(site: Site, script_argv: Sequence[str], options: Sequence[str] = ()) -> Launch:
     """Return mpirun on the head, which starts the ranks of all nodes.
 
     Args:
@@ -72,11 +71,11 @@ def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[s
     Raises:
         ArgsError: A variable has invalid or unsupported options.
     """
-    node = site.node
+    node, mpi = site.node, site.mpi
     if mpi.family != OPEN_MPI:
         from jobentry.launchers import hydra
 
-        return hydra.launch(site, mpi, script_argv, options)
+        return hydra.launch(site, script_argv, options)
     tune_path = node.open_mpi.tune_file or site.paths.tune_file
     count = ranks(node)
     if not node.is_head:

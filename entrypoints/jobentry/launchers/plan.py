@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from jobentry.contract import first_version, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers.common import Launch, Site
-from jobentry.launchers.mpi import Mpi
-
-
-class Tools(NamedTuple):
-    """The tools of this node: MPI, the script's interpreter, the entry's command, a rank table.
-
-    Args:
-        address: The address of this node that the others see, empty if not known.
-    """
-
-    mpi: Mpi
-    interpreter: str
-    entry: tuple[str, ...]
-    rank_table: str = ""
-    address: str = ""
 
 
 def node_environment(
@@ -43,32 +28,16 @@ def node_environment(
     return result
 
 
-def make(
-    node: NodeEnv,
-    environment: Mapping[str, str],
-    paths: NodePaths,
-    tools: Tools,
-    script_argv: Sequence[str],
-) -> Launch:
-    """Return the plan of this node to run ``script_argv``, the script and its arguments.
-
-    Args:
-        environment: The result of ``node_environment``.
+def make(site: Site, script_argv: Sequence[str]) -> Launch:
+    """Return the plan of a node to run ``script_argv``, the script and its arguments.
 
     Raises:
         ArgsError: The launcher's variables are invalid.
     """
-    site = Site(node, environment, paths, *tools[1:])
-    launcher = LAUNCHERS[node.launcher]
-    module, _, name = launcher.location.partition(":")
+    module, _, name = LAUNCHERS[site.node.launcher].location.partition(":")
     # Imported only when used, as each module takes milliseconds without cached bytecode.
     function: Callable[..., Launch] = getattr(import_module(f"jobentry.launchers.{module}"), name)
-    launch = (
-        function(site, tools.mpi, script_argv)
-        if launcher.needs_mpi
-        else function(site, script_argv)
-    )
-    return launch._replace(cwd=environment["PWD"])
+    return function(site, script_argv)._replace(cwd=site.environment["PWD"])
 
 
 def masked(launch: Launch, node: NodeEnv) -> dict[str, Any]:

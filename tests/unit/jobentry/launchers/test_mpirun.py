@@ -10,8 +10,8 @@ from jobentry.contract import names
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import mpirun
-from jobentry.launchers.common import ArgsError, Site
-from jobentry.launchers.mpi import DEFAULT_MCA_ARGS, Mpi, RemoteShell, rank_program, remote_shell
+from jobentry.launchers.common import ArgsError, Mpi, Site
+from jobentry.launchers.mpi import DEFAULT_MCA_ARGS, RemoteShell, rank_program, remote_shell
 from jobentry.launchers.mpirun import Command
 from jobentry.rank import wrapper
 

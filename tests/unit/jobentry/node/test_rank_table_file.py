@@ -221,7 +221,9 @@ def make_site(node: int = 0, **values) -> Site:
     settings = {"mindspore": MindSpore(devices=LINES), "slots": 2, **values}
     table = settings.pop("rank_table", "")
     env = NodeEnv(job="j", node=node, hosts=("a", "b"), **settings)
-    return Site(env, {"A": "b"}, PATHS, "/py", ("/usr/bin/python3", "-I", "/e.pyz"), table)
+    return Site(
+        env, {"A": "b"}, PATHS, "/py", ("/usr/bin/python3", "-I", "/e.pyz"), rank_table=table
+    )
 
 
 def test_each_device_has_a_rank_with_its_number():
