@@ -6,21 +6,17 @@ import posixpath
 from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import names
-from jobentry.contract.env import NodeEnv
+from jobentry.contract.env import EnvError, NodeEnv
 from jobentry.contract.launchers import OPEN_MPI
 from jobentry.contract.paths import NodePaths
 
 PRIVATE = 0o600
 
 
-class ArgsError(Exception):
+class ArgsError(EnvError):
     """A variable that configures a launcher is invalid; ``problems`` lists every error."""
 
     hint = "fix or unset it; without it the default of `cloudjob docs environment` applies"
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
 
 
 class File(NamedTuple):

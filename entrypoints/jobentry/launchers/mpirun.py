@@ -10,7 +10,7 @@ parameter once, under the name of this version, and ``-x NAME`` without a value.
 
 from __future__ import annotations
 
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
@@ -44,24 +44,6 @@ _GONE_IN_5 = ("routed", "oob")
 _CONCURRENT_SHELLS = 128
 
 
-class Command(NamedTuple):
-    """How to start all ranks.
-
-    Args:
-        argv: mpirun and its arguments.
-        env: The environment of mpirun, with the values that it carries.
-        host_file: The text of the host file.
-        tune_file: The text of the tune file.
-        notes: Options that were left out or changed, for the log.
-    """
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    host_file: str
-    tune_file: str
-    notes: tuple[str, ...]
-
-
 def launch(site: Site, script_argv: Sequence[str], options: Sequence[str] = ()) -> Launch:
     """Return mpirun on the head, which starts the ranks of all nodes.
 
@@ -85,26 +67,11 @@ def launch(site: Site, script_argv: Sequence[str], options: Sequence[str] = ()) 
         return Launch((), count, is_everywhere=False, files=(File(tune_path, PRIVATE, ""),))
     host_path = node.open_mpi.host_file or site.paths.host_file
     shell = remote_shell(site)
-    mpirun_command = command(
-        node,
-        site.environment,
-        mpi,
-        (host_path, tune_path),
-        rank_program(site.entry, program(site, script_argv), options),
-        shell,
+    program_of_rank = rank_program(site.entry, program(site, script_argv), options)
+    launch_of_head = command(
+        node, site.environment, mpi, (host_path, tune_path), program_of_rank, shell
     )
-    files = [
-        File(host_path, PRIVATE, mpirun_command.host_file),
-        File(tune_path, PRIVATE, mpirun_command.tune_file),
-    ]
-    files += agent_file(site, shell)
-    return Launch(
-        (Process("mpirun", mpirun_command.argv, mpirun_command.env),),
-        count,
-        is_everywhere=False,
-        files=tuple(files),
-        notes=mpirun_command.notes,
-    )
+    return launch_of_head._replace(files=(*launch_of_head.files, *agent_file(site, shell)))
 
 
 def host_file(hosts: Sequence[str], slots: int) -> str:
@@ -134,8 +101,8 @@ def command(
     files: tuple[str, str],
     program: Sequence[str],
     remote_shell: RemoteShell = NO_REMOTE_SHELL,
-) -> Command:
-    """Return how to start ``program`` for every rank.
+) -> Launch:
+    """Return mpirun, which starts ``program`` for every rank, with its host file and tune file.
 
     Args:
         node: The settings of this node, the head.
@@ -174,11 +141,12 @@ def command(
         if option.name not in BINDING and option.name != "x"
         for argument in _option_argv(option)
     ]
-    return Command(
-        argv=(*argv, *program),
-        env=environment(node, environ, values),
-        host_file=host_file(node.hosts, node.slots),
-        tune_file=tune_file(in_tune_file),
+    hosts, tunes = host_file(node.hosts, node.slots), tune_file(in_tune_file)
+    return Launch(
+        (Process("mpirun", (*argv, *program), environment(node, environ, values)),),
+        np,
+        is_everywhere=False,
+        files=(File(files[0], PRIVATE, hosts), File(files[1], PRIVATE, tunes)),
         notes=tuple(notes),
     )
 
