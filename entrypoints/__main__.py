@@ -6,6 +6,17 @@
 import os
 import sys
 
+# The option of a program that seldom runs -> its module, and its function, which gets the words
+# that follow.
+PROGRAMS = {
+    "--rendezvous": ("rank.horovod_store", "main"),
+    "--scheduler": ("rank.mindspore_scheduler", "schedule"),
+    "--parameter-server": ("rank.mindspore_scheduler", "run_server"),
+    "--ask": ("node.question", "main"),
+    "--enter": ("node.enter", "main"),
+    "--connect": ("node.tunnel", "main"),
+}
+
 if sys.argv[1:2] == ["--rank"]:
     from jobentry.rank import wrapper
 
@@ -14,30 +25,11 @@ elif sys.argv[1:2] == ["--script"]:
     from jobentry.rank import script_runner
 
     script_runner.main(sys.argv[2:])
-elif sys.argv[1:2] == ["--rendezvous"]:
-    from jobentry.rank import horovod_store
+elif sys.argv[1:2] and sys.argv[1] in PROGRAMS:
+    from importlib import import_module
 
-    sys.exit(horovod_store.main(sys.argv[2:]))
-elif sys.argv[1:2] == ["--scheduler"]:
-    from jobentry.rank import mindspore_scheduler
-
-    mindspore_scheduler.schedule()
-elif sys.argv[1:2] == ["--parameter-server"]:
-    from jobentry.rank import mindspore_scheduler
-
-    sys.exit(mindspore_scheduler.run_server(sys.argv[2:]))
-elif sys.argv[1:2] == ["--ask"]:
-    from jobentry.node import question
-
-    sys.exit(question.main(sys.argv[2]))
-elif sys.argv[1:2] == ["--enter"]:
-    from jobentry.node import enter
-
-    sys.exit(enter.main(sys.argv[2:]))
-elif sys.argv[1:2] == ["--connect"]:
-    from jobentry.node import tunnel
-
-    sys.exit(tunnel.main(sys.argv[2:]))
+    module, name = PROGRAMS[sys.argv[1]]
+    sys.exit(getattr(import_module("jobentry." + module), name)(*sys.argv[2:]))
 elif sys.argv[1:2] == ["--unpack"]:
     import compileall
 

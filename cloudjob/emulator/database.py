@@ -152,18 +152,11 @@ class Database:
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         self._connection.executescript(_TABLES)
-        self._rename_column("is_stopping", "stop_request")
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
             self._connection.close()
-
-    def _rename_column(self, old: str, new: str) -> None:
-        """Rename a column of the jobs in a database that an earlier version made."""
-        names = [row[1] for row in self._rows("PRAGMA table_info(jobs)")]
-        if old in names:
-            self._execute(f"ALTER TABLE jobs RENAME COLUMN {old} TO {new}")
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

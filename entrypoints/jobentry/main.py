@@ -21,9 +21,10 @@ from jobentry.contract import env, exits, messages, names, paths, preflight_leve
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Outcome
 from jobentry.contract.paths import NodePaths
+from jobentry.contract.rank_lists import some
 from jobentry.errors import EntryError
 from jobentry.launchers import plan
-from jobentry.launchers.common import ArgsError
+from jobentry.launchers.common import ArgsError, Launch
 from jobentry.log import log_message, write_journal
 from jobentry.node import early_ends, files, limits, prepare, record, second_run, unsubmitted
 from jobentry.node.journal import Journal
@@ -41,11 +42,11 @@ from jobentry.secrets import masking, private_environ
 from jobentry.staging.stage import stage
 
 if TYPE_CHECKING:
+    from jobentry.control.loop import NodeSetup
     from jobentry.control.worker import ControlSocket
     from jobentry.node.local_ranks import RankFailure
     from jobentry.node.network import NodeNetwork
     from jobentry.preflight.node import NodePreflight
-    from jobentry.staging.outputs import Outputs
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
 
@@ -70,30 +71,18 @@ class _Setup(NamedTuple):
         address: The address of this node that the others see, empty if not known.
         version: The running ``mpirun --version``.
         module: The script's interpreter, which looks up the launcher's module.
-        server: The sshd, if the job needs one.
         control_socket: The listening socket of a worker; None on the head.
-        outputs: The outputs to upload, if the job has any.
-        journal: What this node does and uses.
         written: Finds what the script writes to a working folder that is removed at the end.
-        preflight: What this node offers to the check before the ranks start; None without one.
+        here: The rest, which head and worker pass on.
     """
 
     environment: Mapping[str, str]
     address: str
     version: subprocess.Popen[bytes] | None
     module: subprocess.Popen[bytes] | None
-    server: subprocess.Popen[bytes] | None
     control_socket: ControlSocket | None
-    outputs: Outputs | None
-    journal: Journal
     written: WorkingFolder | None
-    preflight: NodePreflight | None
-
-    @property
-    def child_ids(self) -> tuple[int, ...]:
-        """The process ids of the helper processes."""
-        helpers = (self.version, self.module, self.server)
-        return tuple(process.pid for process in helpers if process)
+    here: NodeSetup
 
 
 class _End(NamedTuple):
@@ -131,12 +120,9 @@ def main(argv: Sequence[str]) -> int:
         log_message(messages.hint(error.hint))
         # Only the head writes a record. An unreadable index counts as the head.
         if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
-            job, code = os.environ.get(names.CLOUDJOB_JOB, ""), exits.ENTRY_FAILED
-            failure = exits.Failure(exit_code=code, message=str(error))
-            ended_at = record.rfc3339(time.time())
-            outcome = exits.Outcome(code, Cause.ENTRY, failure)
-            ended = exits.ExitRecord(job, outcome, ended_at=ended_at)
-            record.write(ended, os.environ.get(names.CLOUDJOB_RECORD_URI, ""))
+            job, uri = os.environ.get(names.CLOUDJOB_JOB, ""), names.CLOUDJOB_RECORD_URI
+            failure = exits.Failure(exit_code=exits.ENTRY_FAILED, message=str(error))
+            record.write_failure(job, failure, Cause.ENTRY, os.environ.get(uri, ""))
         return exits.ENTRY_FAILED
     os.environ.pop(names.CLOUDJOB_DELIVERED, None)
     private_environ.hide((*node.secret_names, *names.STORE_ACCESS))
@@ -164,9 +150,7 @@ def _leave_out_odd_names() -> None:
         del os.environ[name]
     names_left_out = sorted({*left_out, *odd})
     if names_left_out:
-        listed = ", ".join(names_left_out[:_SHOWN_NAMES]) + (
-            " …" if len(names_left_out) > _SHOWN_NAMES else ""
-        )
+        listed = some(names_left_out, _SHOWN_NAMES)
         text = f"left out variables of the image: {listed[:500]}"
         log_message(f"{text}: a name may have only letters, digits and _")
 
@@ -214,7 +198,7 @@ def _show(node: NodeEnv, options: Options) -> int:
     except EntryError as error:
         _log_error(error)
         return error.code
-    values = plan.masked(launch_plan, node.secret_names)
+    values = plan.masked(launch_plan, node)
     if options.is_json:
         print(json.dumps(values))
         return 0
@@ -234,14 +218,14 @@ def _shown_plan(
     node_paths: NodePaths,
     folder: str,
     options: Options,
-) -> plan.LaunchPlan:
+) -> Launch:
     """Return the plan of this node without changing anything."""
     needs_mpi = launcher_of(node).needs_mpi
     if unsubmitted.is_unsubmitted(os.environ):
         unsubmitted.check(node, folder, options.script_argv)
     version = start_version(environment.get("PATH", os.defpath)) if needs_mpi else None
-    tools = find_tools(node, environment, version, needs_mpi=needs_mpi, is_dry_run=True)
-    launch_plan = plan.make(node, environment, node_paths, tools, options.script_argv)
+    site = find_tools(node, environment, node_paths, version, needs_mpi=needs_mpi, is_dry_run=True)
+    launch_plan = plan.make(site, options.script_argv)
     return prepare.with_existing_host_file(launch_plan, node)
 
 
@@ -363,15 +347,25 @@ def _prepare_and_run(node: NodeEnv, options: Options, journal: Journal, started_
         environment, network = _prepare_environment(node, node_paths, folder)
         offered = _start_preflight(node, node_paths, network, environment)
         module = start_module(node, environment, options.script_argv[0])
-        written = WorkingFolder(folder) if node.code_uri else None
-        helpers = (version, module, server, control_socket, outputs, journal)
-        setup = _Setup(environment, network.route.address, *helpers, written, offered)
+        # Now, while those start.
+        from jobentry.control import loop
+
+        children = tuple(process.pid for process in (version, module, server) if process)
+        setup = _Setup(
+            environment,
+            network.route.address,
+            version,
+            module,
+            control_socket,
+            WorkingFolder(folder) if node.code_uri else None,
+            loop.NodeSetup(node, node_paths, journal, outputs, children, offered),
+        )
         if outputs is not None:
             outputs.start()
         journal.end("stage")
         if node.is_head:
-            return _run_head(node, node_paths, setup, options, started_at)
-        return _run_worker(node, node_paths, setup, options)
+            return _run_head(setup, options, started_at)
+        return _run_worker(setup, options)
     finally:
         if control_socket is not None:
             control_socket.server.close()
@@ -430,34 +424,27 @@ def _call_job_off(
 
     setup = NodeSetup(node, node_paths, Journal(), child_ids=our_processes)
     key, port = prepare.read_key(node), prepare.control_port(node, node_paths)
-    Head(setup, plan.empty(node_paths.code), {}, key, port).call_off(reason, patience_s)
+    nothing = Launch((), 0, is_everywhere=False, cwd=node_paths.code)
+    Head(setup, nothing, {}, key, port).call_off(reason, patience_s)
 
 
-def _run_worker(
-    node: NodeEnv,
-    node_paths: NodePaths,
-    setup: _Setup,
-    options: Options,
-) -> _End:
+def _run_worker(setup: _Setup, options: Options) -> _End:
     """Run a worker, whose sshd stays up until the worker has left; return how it ended."""
-    from jobentry.control.loop import NodeSetup
     from jobentry.control.worker import Worker
 
     assert setup.control_socket is not None
-
+    node, node_paths = setup.here.node, setup.here.paths
     # Without mpirun's version, which only the head checks, from the worker's facts.
-    tools = find_tools(node, setup.environment, None, needs_mpi=False)
-    tools = tools._replace(address=setup.address)
-    launch_plan = plan.make(node, setup.environment, node_paths, tools, options.script_argv)
+    site = find_tools(node, setup.environment, node_paths, None, needs_mpi=False)
+    site = site._replace(address=setup.address)
+    launch_plan = plan.make(site, options.script_argv)
     written = prepare.write_files(launch_plan.files)
     worker = Worker(
-        NodeSetup(
-            *(node, node_paths, setup.journal, setup.outputs, setup.child_ids), setup.preflight
-        ),
+        setup.here,
         launch_plan,
         lambda: {
-            **facts_of(node, tools, setup.version, setup.module),
-            **_offered(setup.preflight),
+            **facts_of(node, site, setup.version, setup.module),
+            **_offered(setup.here.preflight),
         },
         setup.control_socket,
     )
@@ -465,70 +452,60 @@ def _run_worker(
     for path in written:
         files.remove(path)
     rank_failure = worker.rank_failure if code else None
-    problem = worker.run_in_thread(lambda: _upload(node, setup, worker.stopped_at, rank_failure))
-    record.close_journal(node, setup.journal, is_cancelled=worker.stopped_at is not None)
+    problem = worker.run_in_thread(lambda: _upload(setup, worker.stopped_at, rank_failure))
+    record.close_journal(node, setup.here.journal, is_cancelled=worker.stopped_at is not None)
     worker.leave(problem)
     return _End(code, worker.is_over)
 
 
-def _run_head(
-    node: NodeEnv,
-    node_paths: NodePaths,
-    setup: _Setup,
-    options: Options,
-    started_at: float,
-) -> _End:
+def _run_head(setup: _Setup, options: Options, started_at: float) -> _End:
     """Run the job and write its record; return how this node ended."""
     from jobentry.control.head import Head
-    from jobentry.control.loop import NodeSetup
 
+    node, node_paths = setup.here.node, setup.here.paths
     key, port = prepare.read_key(node), prepare.control_port(node, node_paths)
     try:
-        launch_plan, facts, written = _head_plan(node, node_paths, setup, options)
+        launch_plan, facts, written = _head_plan(setup, options)
     except (EntryError, ArgsError, OSError) as error:
         # Every node refuses invalid variables by itself, so a short wait is enough.
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
-        _call_job_off(node, node_paths, str(error), patience_s, setup.child_ids)
+        _call_job_off(node, node_paths, str(error), patience_s, setup.here.child_ids)
         raise
-    node_setup = NodeSetup(
-        *(node, node_paths, setup.journal, setup.outputs, setup.child_ids), setup.preflight
-    )
-    head = Head(node_setup, launch_plan, facts, key, port)
+    head = Head(setup.here, launch_plan, facts, key, port)
     outcome = head.run()
     for path in written:
         files.remove(path)
     rank_failure = head.rank_failure if outcome.exit_code else None
-    problem = head.run_in_thread(lambda: _upload(node, setup, head.stopped_at, rank_failure))
+    problem = head.run_in_thread(lambda: _upload(setup, head.stopped_at, rank_failure))
     outcome = head.end(_with_outputs(outcome, node, problem))
-    if node.nodes > 1 and setup.outputs is not None:
-        outcome = _with_outputs(outcome, node, setup.outputs.clashes())
+    if node.nodes > 1 and setup.here.outputs is not None:
+        outcome = _with_outputs(outcome, node, setup.here.outputs.clashes())
     is_cancelled = head.stopped_at is not None
-    record.close_journal(node, setup.journal, is_cancelled=is_cancelled)
+    record.close_journal(node, setup.here.journal, is_cancelled=is_cancelled)
     ended = exits.ExitRecord(
         job=node.job,
         outcome=outcome,
         started_at=record.rfc3339(started_at),
         ended_at=record.rfc3339(time.time()),
-        phases=record.phases(setup.journal, head.worker_phases),
+        phases=record.phases(setup.here.journal, head.worker_phases),
         hang=head.hang if outcome.exit_code else None,
     )
     record.write(ended, node.record_uri, is_cancelled=is_cancelled)
     return _End(outcome.exit_code, outcome.is_over)
 
 
-def _head_plan(
-    node: NodeEnv, node_paths: NodePaths, setup: _Setup, options: Options
-) -> tuple[plan.LaunchPlan, dict[str, Any], list[str]]:
+def _head_plan(setup: _Setup, options: Options) -> tuple[Launch, dict[str, Any], list[str]]:
     """Return the head's plan and facts, and the paths of the files that it wrote."""
+    node, node_paths = setup.here.node, setup.here.paths
     needs_mpi = launcher_of(node).needs_mpi
-    tools = find_tools(node, setup.environment, setup.version, needs_mpi=needs_mpi)
-    tools = tools._replace(address=setup.address)
-    launch_plan = plan.make(node, setup.environment, node_paths, tools, options.script_argv)
+    site = find_tools(node, setup.environment, node_paths, setup.version, needs_mpi=needs_mpi)
+    site = site._replace(address=setup.address)
+    launch_plan = plan.make(site, options.script_argv)
     launch_plan = prepare.with_existing_host_file(launch_plan, node)
     for note in launch_plan.notes:
         log_message(note)
-    facts = facts_of(node, tools, setup.version, setup.module)
-    check_module(facts, node.launcher, tools.interpreter)
+    facts = facts_of(node, site, setup.version, setup.module)
+    check_module(facts, node.launcher, site.interpreter)
     return launch_plan, facts, prepare.write_files(launch_plan.files)
 
 
@@ -545,16 +522,11 @@ def _with_outputs(outcome: Outcome, node: NodeEnv, problem: str) -> Outcome:
     return Outcome(exits.ENTRY_FAILED, Cause.ENTRY, failure)
 
 
-def _upload(
-    node: NodeEnv,
-    setup: _Setup,
-    stopped_at: float | None,
-    rank_failure: RankFailure | None,
-) -> str:
+def _upload(setup: _Setup, stopped_at: float | None, rank_failure: RankFailure | None) -> str:
     """Upload the outputs of this node; return an error message or ``""``."""
     if setup.written is not None:
         setup.written.name_lost_files()
-    outputs = setup.outputs
+    node, outputs = setup.here.node, setup.here.outputs
     if outputs is None:
         return ""
     if stopped_at is None:

@@ -13,8 +13,8 @@ from cloudjob.tracking import outputs
 from cloudjob.tracking.outputs import OutputLocation
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.errors import EntryError
 from jobentry.staging import inputs
-from jobentry.staging.inputs import InputError
 from tests.support.servers import Server, boto3_client
 
 # Objects by their keys, the input's URI in the bucket, and the files that a node gets.
@@ -80,7 +80,7 @@ def test_an_empty_object_with_others_below_it_is_a_folder(bucket, tmp_path, layo
 def test_an_object_with_contents_in_the_place_of_a_folder_is_an_error(bucket, tmp_path):
     put(bucket, {"data/a": b"precious", "data/a/b": b"1"})
 
-    with pytest.raises(InputError, match=r"data/a: it has contents, but its name is that of a fol"):
+    with pytest.raises(EntryError, match=r"data/a: it has contents, but its name is that of a fol"):
         fetched(tmp_path, f"s3://{bucket[0]}/data")
 
 

@@ -22,6 +22,7 @@ from cloudjob.package.claims import Claim, LayerMissing, StoredLayers
 from cloudjob.store import ObjectStore, open_store, with_store_options
 from cloudjob.store.directory import DirectoryStore
 from jobentry import objects
+from jobentry.errors import EntryError
 from jobentry.staging import code_package
 
 ROOT = Path(__file__).parents[2]
@@ -274,7 +275,7 @@ def test_a_damaged_layer_is_sent_again(store: ObjectStore, tmp_path: Path, entry
         (layer,) = kept.layers
         store.put_bytes(damage(store.get_bytes(layer.key)), layer.key)
         if name == "a content":
-            with pytest.raises(code_package.UnpackError, match="is damaged") as caught:
+            with pytest.raises(EntryError, match="is damaged") as caught:
                 code_package.fetch_code(
                     store.uri("before/code.json"), source_cache.digest, str(tmp_path / "x")
                 )

@@ -363,11 +363,9 @@ def _list(items: Any, length: int) -> tuple[float, ...]:
 
 def _device(items: Sequence[Any]) -> Device:
     kind, number, *numbers, errors, xid = items
-    measured = [None if value is None else finite(value) for value in numbers]
-    if len(measured) == 5:
-        # Earlier entries did not read the limit of the power.
-        measured.insert(4, None)
-    percent, memory_mib, memory_limit_mib, power_w, power_limit_w, heat = measured
+    percent, memory_mib, memory_limit_mib, power_w, power_limit_w, heat = [
+        None if value is None else finite(value) for value in numbers
+    ]
     return Device(
         str(kind), whole(number), percent, memory_mib, memory_limit_mib, power_w, power_limit_w,
         heat, None if errors is None else whole(errors), whole(xid),

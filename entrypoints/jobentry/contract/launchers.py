@@ -14,8 +14,7 @@ class Launcher(NamedTuple):
     Args:
         help: A short description.
         location: Its function, as ``module:name`` in ``jobentry.launchers``.
-        needs_mpi: Whether mpirun on the head starts the ranks; the function then also takes the
-            MPI. Otherwise each node starts its own ranks.
+        needs_mpi: Whether mpirun on the head starts the ranks; otherwise each node starts its own.
         needs_sshd: Whether the command may use ssh between nodes, so that each runs an sshd.
         is_one_a_node: Whether each node has exactly one rank, however many slots it has.
         takes_command: Whether the script is any command rather than a file of the source.

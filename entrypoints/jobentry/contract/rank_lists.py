@@ -1,4 +1,4 @@
-"""Lists of ranks or nodes as text: ``0-3,7``."""
+"""Lists as text: ranks or nodes as ``0-3,7``, the first of many names, and tables."""
 
 from __future__ import annotations
 
@@ -31,3 +31,17 @@ def numbers(text: str) -> list[int]:
             raise ValueError("not a list of ranks")
         ranks += range(begin, end + 1)
     return ranks
+
+
+def some(texts: Sequence[str], most: int) -> str:
+    """Return the first of these texts, and how many more there are: ``a, b and 3 more``."""
+    listed = ", ".join(texts[:most])
+    return f"{listed} and {len(texts) - most} more" if len(texts) > most else listed
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines of text, with the cells below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    ]

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import NamedTuple, Sequence
+from typing import NamedTuple, Protocol, Sequence, TypeVar
 
 from jobentry.contract.stacks import Frame, ThreadStack
 from jobentry.contract.stacks import Wait as Wait
 
 # The waits that another rank can end.
 OF_RANKS = frozenset((Wait.RANKS, Wait.START))
+
+
+class _InFile(Protocol):
+    """A call, as far as its file matters."""
+
+    @property
+    def file(self) -> str: ...
+
+
+Call = TypeVar("Call", bound=_InFile)
 
 
 class Cause(NamedTuple):
@@ -258,9 +268,12 @@ def is_ours(file: str) -> bool:
     return bool(_OURS.search(file))
 
 
-def is_starter(file: str) -> bool:
-    """Whether calls in this file only start the script of a rank."""
-    return file.rpartition("/")[2] in _STARTERS
+def of_script(frames: Sequence[Call]) -> list[Call]:
+    """Return the calls, the innermost first, without ours and those that only start the script."""
+    kept = [frame for frame in frames if not is_ours(frame.file)]
+    while len(kept) > 1 and kept[-1].file.rpartition("/")[2] in _STARTERS:
+        kept.pop()
+    return kept
 
 
 def _waits_for_start(frames: Sequence[Frame]) -> bool:

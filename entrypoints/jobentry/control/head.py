@@ -25,7 +25,7 @@ from jobentry.control.transport import Message
 from jobentry.control.verdict import LaunchEnd, RankEnd
 from jobentry.control.watch import HangWatch, SlowWatch
 from jobentry.errors import EntryError
-from jobentry.launchers.plan import LaunchPlan
+from jobentry.launchers.common import Launch
 from jobentry.log import log_message
 from jobentry.node import early_ends
 from jobentry.node.local_ranks import RankFailure
@@ -51,7 +51,7 @@ class Head:
     """
 
     def __init__(
-        self, setup: NodeSetup, plan: LaunchPlan, facts: dict[str, Any], key: bytes, port: int
+        self, setup: NodeSetup, plan: Launch, facts: dict[str, Any], key: bytes, port: int
     ) -> None:
         node, paths = setup.node, setup.paths
         # The phases of the workers, by the clock of this node.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
+from jobentry.contract.rank_lists import columns, some
+
 # For a thousand nodes, a table of the nodes with problems is more useful than a full one.
 MAX_SHOWN_NODES = 32
 # The number of nodes that one hint names.
@@ -86,10 +88,7 @@ def lines(rows: Sequence[Row]) -> list[str]:
     head = rows[0]
     ordered = [head, *sorted(rows[1:], key=lambda row: not row.problem)]
     cells = [_HEADINGS, *(_cells(row, head) for row in ordered[:MAX_SHOWN_NODES])]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADINGS))]
-    text = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells
-    ]
+    text = columns(cells)
     more = len(ordered) - MAX_SHOWN_NODES
     return [*text, "... and %d more" % more] if more > 0 else text
 
@@ -101,20 +100,15 @@ def hints(rows: Sequence[Row]) -> list[str]:
         if row.hint:
             nodes_of.setdefault(row.hint, []).append(row.node)
     return [
-        "hint: %s %s: %s" % ("node" if len(nodes) == 1 else "nodes", _some(nodes, "%d"), hint)
+        "hint: %s %s: %s"
+        % ("node" if len(nodes) == 1 else "nodes", some(list(map(str, nodes)), _NAMED), hint)
         for hint, nodes in nodes_of.items()
     ]
 
 
 def named(nodes: Sequence[int], hosts: Sequence[str]) -> str:
     """Return the nodes as text, each with its host; of many nodes, the first and their number."""
-    return _some([(node, hosts[node]) for node in nodes], "node %d (%s)")
-
-
-def _some(values: Sequence[Any], form: str) -> str:
-    """Return the first values in this form, and how many more there are."""
-    text = ", ".join(form % value for value in values[:_NAMED])
-    return text + (" and %d more" % (len(values) - _NAMED) if len(values) > _NAMED else "")
+    return some(["node %d (%s)" % (node, hosts[node]) for node in nodes], _NAMED)
 
 
 def _cells(row: Row, head: Row) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ it (``CLOUDJOB_STALL_S``).
 
 from __future__ import annotations
 
-import resource
 import time
 from typing import Any, Callable, Sequence
 
@@ -296,7 +295,6 @@ class WorkerPool:
 
     def open(self) -> None:
         """Start to look for every worker."""
-        _allow_open_files(len(self.workers))
         self._begun = self._loop.now_s()
         self._loop.schedule("late", _LATE_S, self._are_late)
         for worker in self.workers:
@@ -421,17 +419,3 @@ def _row(worker: RemoteWorker, head: node_table.Row) -> node_table.Row:
         row = row._replace(has_control=True, facts=worker.facts, clock_ahead_s=worker.clock_ahead_s)
         return node_table.compare(row, head)
     return row._replace(has_control=attempt.has_control, problem=attempt.problem, hint=attempt.hint)
-
-
-def _allow_open_files(workers: int) -> None:
-    """Raise the limit on open files if the connections to the workers need more.
-
-    The usual limit, 1,024, is enough for 384 workers. Child processes inherit the limit, so it
-    stays as it is for jobs that need no more.
-    """
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # One for each worker, another while looking for a silent one; the rest is for the node itself.
-    needed = 2 * workers + 256
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        enough = needed if most == resource.RLIM_INFINITY else min(needed, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))

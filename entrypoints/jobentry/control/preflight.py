@@ -23,6 +23,7 @@ from jobentry.contract.preflight import (
     Weight,
 )
 from jobentry.contract.preflight_levels import FULL
+from jobentry.contract.rank_lists import columns
 from jobentry.control import handshake, transport
 from jobentry.control.peers import WorkerPool
 from jobentry.control.run import JobContext
@@ -204,7 +205,7 @@ class Check:
     def _show(self, report: Report) -> None:
         """Log the table of a full check, and store it beside the record."""
         log_message("the nodes:")
-        for text in table.lines(report.rows):
+        for text in columns(report.rows):
             log_message("  " + text)
         if self._node.record_uri:
             try:

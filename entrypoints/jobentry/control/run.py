@@ -20,7 +20,7 @@ from jobentry.control.loop import NodeLoop, NodeSetup
 from jobentry.control.peers import WorkerPool
 from jobentry.control.stop import Stop
 from jobentry.control.verdict import LaunchEnd, RankEnd
-from jobentry.launchers.plan import LaunchPlan
+from jobentry.launchers.common import Launch
 from jobentry.log import log_message
 from jobentry.node.local_ranks import End
 from jobentry.system.processes import children, sweep
@@ -48,7 +48,7 @@ class JobContext(NamedTuple):
     """
 
     setup: NodeSetup
-    plan: LaunchPlan
+    plan: Launch
     loop: NodeLoop
     pool: WorkerPool
     launcher: LaunchProcesses

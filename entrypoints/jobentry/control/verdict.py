@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
+from jobentry.contract.rank_lists import some
 from jobentry.control import node_table
 
 if TYPE_CHECKING:
@@ -189,9 +190,7 @@ def losses(outcome: Outcome, ends: Mapping[int, RankEnd]) -> str:
     }
     if not victims:
         return ""
-    names = ", ".join(str(rank) for rank in sorted(victims)[:_SHOWN_VICTIMS])
-    if len(victims) > _SHOWN_VICTIMS:
-        names += f" and {len(victims) - _SHOWN_VICTIMS} more"
+    names = some([str(rank) for rank in sorted(victims)], _SHOWN_VICTIMS)
     ranks = "rank" if len(victims) == 1 else "ranks"
     gap_s = min(victims.values())
     earlier = f"{gap_s:.1f} s earlier" if gap_s >= _CLOSE_S else "at the same time"

@@ -19,7 +19,7 @@ from jobentry.control.loop import ABORT_S, STOP_SIGNALS, NodeEvents, NodeLoop, N
 from jobentry.control.transport import Break, Link, Message
 from jobentry.control.verdict import RankEnd
 from jobentry.errors import EntryError
-from jobentry.launchers.plan import LaunchPlan
+from jobentry.launchers.common import Launch
 from jobentry.log import log_message
 from jobentry.node.local_ranks import End, RankFailure
 from jobentry.node.prepare import control_port, read_key
@@ -76,7 +76,7 @@ class Worker:
     def __init__(
         self,
         setup: NodeSetup,
-        plan: LaunchPlan,
+        plan: Launch,
         facts: Callable[[], dict[str, Any]],
         control_socket: ControlSocket,
     ) -> None:

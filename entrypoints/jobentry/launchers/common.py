@@ -6,20 +6,17 @@ import posixpath
 from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import names
-from jobentry.contract.env import NodeEnv
+from jobentry.contract.env import EnvError, NodeEnv
+from jobentry.contract.launchers import OPEN_MPI
 from jobentry.contract.paths import NodePaths
 
 PRIVATE = 0o600
 
 
-class ArgsError(Exception):
+class ArgsError(EnvError):
     """A variable that configures a launcher is invalid; ``problems`` lists every error."""
 
     hint = "fix or unset it; without it the default of `cloudjob docs environment` applies"
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
 
 
 class File(NamedTuple):
@@ -49,8 +46,11 @@ class Launch(NamedTuple):
     """The processes and files of one node, and the number of ranks of the job.
 
     Args:
+        processes: Those to start; none on a worker whose ranks the head starts.
         is_everywhere: Whether each node starts its own ranks; otherwise the head starts all.
+        files: The files that the processes read.
         notes: Options that were left out or changed, for the log.
+        cwd: The folder of the code, in which they start; the same for all launchers.
     """
 
     processes: tuple[Process, ...]
@@ -58,12 +58,29 @@ class Launch(NamedTuple):
     is_everywhere: bool = True
     files: tuple[File, ...] = ()
     notes: tuple[str, ...] = ()
+    cwd: str = ""
+
+
+class Mpi(NamedTuple):
+    """The MPI of this node: the absolute path of its mpirun, its version and its family."""
+
+    mpirun: str
+    version: tuple[int, ...]
+    family: str = OPEN_MPI
+
+    @property
+    def name(self) -> str:
+        """The version, which must be the same on all nodes: ``4.1`` for Open MPI, ``MPICH 4.0``."""
+        numbers = "%d.%d" % self.version[:2]
+        return numbers if self.family == OPEN_MPI else f"{self.family} {numbers}"
 
 
 class Site(NamedTuple):
     """The node that launches: its environment, paths and interpreter, and the entry's command.
 
     Args:
+        environment: The result of ``plan.node_environment``.
+        mpi: Its MPI; of no version if the launcher needs none.
         rank_table: The text of the platform's rank table; empty if there is none.
         address: The address of this node that the others see, empty if not known.
     """
@@ -73,6 +90,7 @@ class Site(NamedTuple):
     paths: NodePaths
     interpreter: str
     entry: tuple[str, ...]
+    mpi: Mpi = Mpi("", ())
     rank_table: str = ""
     address: str = ""
 

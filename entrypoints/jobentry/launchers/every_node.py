@@ -22,14 +22,12 @@ from jobentry.launchers.common import (
 
 def python(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return the script, once on every node, without additional arguments or variables."""
-    node = site.node
-    return Launch((rank_wrapper(site, node.node, program(site, script_argv), {}),), node.nodes)
+    return _one(site, program(site, script_argv))
 
 
 def command(site: Site, argv: Sequence[str]) -> Launch:
     """Return the command ``argv``, once on every node."""
-    node = site.node
-    return Launch((rank_wrapper(site, node.node, argv, {}),), node.nodes)
+    return _one(site, argv)
 
 
 def pytorch_modelarts(site: Site, script_argv: Sequence[str]) -> Launch:
@@ -47,18 +45,14 @@ def pytorch_modelarts(site: Site, script_argv: Sequence[str]) -> Launch:
         "--world_size",
         str(node.nodes),
     ]
-    return Launch(
-        (rank_wrapper(site, node.node, program(site, [script, *own_args, *args]), {}),), node.nodes
-    )
+    return _one(site, program(site, [script, *own_args, *args]))
 
 
 def tensorflow(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return one worker on each node, with ``TF_CONFIG``; the first one is the chief."""
     workers = _addresses(site, port(site))
     env = _tf_config(site, {"worker": workers}, "worker")
-    return Launch(
-        (rank_wrapper(site, site.node.node, program(site, script_argv), env),), site.node.nodes
-    )
+    return _one(site, program(site, script_argv), env)
 
 
 def tensorflow_ps(site: Site, script_argv: Sequence[str]) -> Launch:
@@ -86,8 +80,13 @@ def tensorflow_ps(site: Site, script_argv: Sequence[str]) -> Launch:
         {**env, **_tf_config(site, hosts, "ps")},
         is_server=True,
     )
-    worker = rank_wrapper(site, node.node, command("worker"), _tf_config(site, hosts, "worker"))
-    return Launch((server, worker), node.nodes)
+    launch = _one(site, command("worker"), _tf_config(site, hosts, "worker"))
+    return launch._replace(processes=(server, *launch.processes))
+
+
+def _one(site: Site, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Launch:
+    node = site.node
+    return Launch((rank_wrapper(site, node.node, argv, env or {}),), node.nodes)
 
 
 def _addresses(site: Site, number: int) -> list[str]:

@@ -16,7 +16,6 @@ from jobentry.launchers.common import (
     program,
     rank_wrapper,
 )
-from jobentry.launchers.mpi import Mpi
 
 CONTROLLER = "HOROVOD_CONTROLLER"
 OPERATIONS = "HOROVOD_CPU_OPERATIONS"
@@ -25,7 +24,7 @@ TIMEOUT_S = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _LAUNCHERS = {"mpi": "horovod", "gloo": "horovod-gloo"}
 
 
-def mpi(site: Site, tool: Mpi, script_argv: Sequence[str]) -> Launch:
+def mpi(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return mpirun on the head, whose ranks connect over MPI.
 
     Raises:
@@ -34,7 +33,7 @@ def mpi(site: Site, tool: Mpi, script_argv: Sequence[str]) -> Launch:
     env = _variables(site, "mpi")
     node = site.node._replace(env_names=(*site.node.env_names, *env))
     mpi_site = site._replace(node=node, environment={**site.environment, **env})
-    return mpirun.launch(mpi_site, tool, script_argv)
+    return mpirun.launch(mpi_site, script_argv)
 
 
 def gloo(site: Site, script_argv: Sequence[str]) -> Launch:

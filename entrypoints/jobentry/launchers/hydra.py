@@ -13,8 +13,8 @@ from typing import Sequence
 
 from jobentry.contract.launchers import INTEL_MPI
 from jobentry.launchers import mpi as shared
-from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
-from jobentry.launchers.mpi import Mpi, Option
+from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Mpi, Process, Site, program
+from jobentry.launchers.mpi import Option
 
 # Intel MPI pins by this variable; off, as in the platform's default.
 _PIN = "I_MPI_PIN"
@@ -22,7 +22,7 @@ _PIN = "I_MPI_PIN"
 _SHELL_ARGS = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
 
 
-def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[str] = ()) -> Launch:
+def launch(site: Site, script_argv: Sequence[str], options: Sequence[str] = ()) -> Launch:
     """Return Hydra on the head, which starts the ranks of all nodes.
 
     Args:
@@ -31,7 +31,7 @@ def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[s
     Raises:
         ArgsError: An mpirun option of the job has no equivalent in Hydra.
     """
-    node = site.node
+    node, mpi = site.node, site.mpi
     plain, binding = _options(site, mpi)
     environ = dict(site.environment)
     pinning = {}

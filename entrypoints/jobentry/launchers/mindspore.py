@@ -22,7 +22,6 @@ from jobentry.launchers.common import (
     program,
     rank_wrapper,
 )
-from jobentry.launchers.mpi import Mpi
 from jobentry.launchers.rank_table import PLATFORM_FOLDER
 
 # Lower and upper limit, in seconds, of the random pause after which a rank asks the scheduler again
@@ -119,13 +118,13 @@ def msrun(site: Site, script_argv: Sequence[str]) -> Launch:
     )
 
 
-def mpi(site: Site, tools: Mpi, script_argv: Sequence[str]) -> Launch:
+def mpi(site: Site, script_argv: Sequence[str]) -> Launch:
     """Return mpirun, whose ranks form the cluster, and the scheduler, both on the head.
 
     On GPU and Ascend, MindSpore uses Open MPI itself and needs neither cluster nor scheduler.
     """
     if site.node.mindspore.device_target not in ("", "CPU"):
-        return mpirun.launch(site, tools, script_argv)
+        return mpirun.launch(site, script_argv)
     shared = {**cluster(site), "MS_ROLE": "MS_WORKER"}
     node = site.node
     carrying = site._replace(
@@ -133,7 +132,7 @@ def mpi(site: Site, tools: Mpi, script_argv: Sequence[str]) -> Launch:
         environment={**site.environment, **shared},
     )
     options = ("--mpi-cluster", "--address", "MS_SCHED_HOST")
-    launch = mpirun.launch(carrying, tools, script_argv, options)
+    launch = mpirun.launch(carrying, script_argv, options)
     return launch._replace(processes=(*_scheduler(site, shared), *launch.processes))
 
 

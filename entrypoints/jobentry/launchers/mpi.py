@@ -7,7 +7,6 @@ from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import env, names
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.launchers import OPEN_MPI
 from jobentry.launchers import rsh_agent
 from jobentry.launchers.common import PRIVATE, ArgsError, File, Site
 
@@ -67,20 +66,6 @@ class RemoteShell(NamedTuple):
 
 
 NO_REMOTE_SHELL = RemoteShell()
-
-
-class Mpi(NamedTuple):
-    """The MPI of this node: the absolute path of its mpirun, its version and its family."""
-
-    mpirun: str
-    version: tuple[int, ...]
-    family: str = OPEN_MPI
-
-    @property
-    def name(self) -> str:
-        """The version, which must be the same on all nodes: ``4.1`` for Open MPI, ``MPICH 4.0``."""
-        numbers = "%d.%d" % self.version[:2]
-        return numbers if self.family == OPEN_MPI else f"{self.family} {numbers}"
 
 
 class Option(NamedTuple):

@@ -10,17 +10,16 @@ parameter once, under the name of this version, and ``-x NAME`` without a value.
 
 from __future__ import annotations
 
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import OPEN_MPI
-from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Process, Site, program
+from jobentry.launchers.common import PRIVATE, ArgsError, File, Launch, Mpi, Process, Site, program
 from jobentry.launchers.mpi import (
     BINDING,
     MCA_OPTIONS,
     NO_REMOTE_SHELL,
-    Mpi,
     Option,
     RemoteShell,
     agent_file,
@@ -45,25 +44,7 @@ _GONE_IN_5 = ("routed", "oob")
 _CONCURRENT_SHELLS = 128
 
 
-class Command(NamedTuple):
-    """How to start all ranks.
-
-    Args:
-        argv: mpirun and its arguments.
-        env: The environment of mpirun, with the values that it carries.
-        host_file: The text of the host file.
-        tune_file: The text of the tune file.
-        notes: Options that were left out or changed, for the log.
-    """
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    host_file: str
-    tune_file: str
-    notes: tuple[str, ...]
-
-
-def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[str] = ()) -> Launch:
+def launch(site: Site, script_argv: Sequence[str], options: Sequence[str] = ()) -> Launch:
     """Return mpirun on the head, which starts the ranks of all nodes.
 
     Args:
@@ -72,11 +53,11 @@ def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[s
     Raises:
         ArgsError: A variable has invalid or unsupported options.
     """
-    node = site.node
+    node, mpi = site.node, site.mpi
     if mpi.family != OPEN_MPI:
         from jobentry.launchers import hydra
 
-        return hydra.launch(site, mpi, script_argv, options)
+        return hydra.launch(site, script_argv, options)
     tune_path = node.open_mpi.tune_file or site.paths.tune_file
     count = ranks(node)
     if not node.is_head:
@@ -86,26 +67,11 @@ def launch(site: Site, mpi: Mpi, script_argv: Sequence[str], options: Sequence[s
         return Launch((), count, is_everywhere=False, files=(File(tune_path, PRIVATE, ""),))
     host_path = node.open_mpi.host_file or site.paths.host_file
     shell = remote_shell(site)
-    mpirun_command = command(
-        node,
-        site.environment,
-        mpi,
-        (host_path, tune_path),
-        rank_program(site.entry, program(site, script_argv), options),
-        shell,
+    program_of_rank = rank_program(site.entry, program(site, script_argv), options)
+    launch_of_head = command(
+        node, site.environment, mpi, (host_path, tune_path), program_of_rank, shell
     )
-    files = [
-        File(host_path, PRIVATE, mpirun_command.host_file),
-        File(tune_path, PRIVATE, mpirun_command.tune_file),
-    ]
-    files += agent_file(site, shell)
-    return Launch(
-        (Process("mpirun", mpirun_command.argv, mpirun_command.env),),
-        count,
-        is_everywhere=False,
-        files=tuple(files),
-        notes=mpirun_command.notes,
-    )
+    return launch_of_head._replace(files=(*launch_of_head.files, *agent_file(site, shell)))
 
 
 def host_file(hosts: Sequence[str], slots: int) -> str:
@@ -135,8 +101,8 @@ def command(
     files: tuple[str, str],
     program: Sequence[str],
     remote_shell: RemoteShell = NO_REMOTE_SHELL,
-) -> Command:
-    """Return how to start ``program`` for every rank.
+) -> Launch:
+    """Return mpirun, which starts ``program`` for every rank, with its host file and tune file.
 
     Args:
         node: The settings of this node, the head.
@@ -175,11 +141,12 @@ def command(
         if option.name not in BINDING and option.name != "x"
         for argument in _option_argv(option)
     ]
-    return Command(
-        argv=(*argv, *program),
-        env=environment(node, environ, values),
-        host_file=host_file(node.hosts, node.slots),
-        tune_file=tune_file(in_tune_file),
+    hosts, tunes = host_file(node.hosts, node.slots), tune_file(in_tune_file)
+    return Launch(
+        (Process("mpirun", (*argv, *program), environment(node, environ, values)),),
+        np,
+        is_everywhere=False,
+        files=(File(files[0], PRIVATE, hosts), File(files[1], PRIVATE, tunes)),
         notes=tuple(notes),
     )
 

@@ -3,50 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from jobentry.contract import first_version, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers.common import File, Launch, Process, Site
-from jobentry.launchers.mpi import Mpi
-
-
-class LaunchPlan(NamedTuple):
-    """The plan of a node.
-
-    Args:
-        role: ``head`` or ``worker``.
-        processes: The processes to start; none on a worker whose ranks the head starts.
-        ranks: The number of ranks of the whole job.
-        is_everywhere: Whether each node starts its own ranks; otherwise the head starts all.
-        files: The files that the processes read.
-        cwd: The folder of the code.
-        notes: Options that were left out or changed, for the log.
-    """
-
-    role: str
-    processes: tuple[Process, ...]
-    ranks: int
-    is_everywhere: bool
-    files: tuple[File, ...]
-    cwd: str
-    notes: tuple[str, ...] = ()
-
-
-class Tools(NamedTuple):
-    """The tools of this node: MPI, the script's interpreter, the entry's command, a rank table.
-
-    Args:
-        address: The address of this node that the others see, empty if not known.
-    """
-
-    mpi: Mpi
-    interpreter: str
-    entry: tuple[str, ...]
-    rank_table: str = ""
-    address: str = ""
+from jobentry.launchers.common import Launch, Site
 
 
 def node_environment(
@@ -65,49 +28,20 @@ def node_environment(
     return result
 
 
-def make(
-    node: NodeEnv,
-    environment: Mapping[str, str],
-    paths: NodePaths,
-    tools: Tools,
-    script_argv: Sequence[str],
-) -> LaunchPlan:
-    """Return the plan of this node to run ``script_argv``, the script and its arguments.
-
-    Args:
-        environment: The result of ``node_environment``.
+def make(site: Site, script_argv: Sequence[str]) -> Launch:
+    """Return the plan of a node to run ``script_argv``, the script and its arguments.
 
     Raises:
         ArgsError: The launcher's variables are invalid.
     """
-    site = Site(node, environment, paths, *tools[1:])
-    launcher = LAUNCHERS[node.launcher]
-    module, _, name = launcher.location.partition(":")
+    module, _, name = LAUNCHERS[site.node.launcher].location.partition(":")
     # Imported only when used, as each module takes milliseconds without cached bytecode.
     function: Callable[..., Launch] = getattr(import_module(f"jobentry.launchers.{module}"), name)
-    launch = (
-        function(site, tools.mpi, script_argv)
-        if launcher.needs_mpi
-        else function(site, script_argv)
-    )
-    return LaunchPlan(
-        role="head" if node.is_head else "worker",
-        processes=launch.processes,
-        ranks=launch.ranks,
-        is_everywhere=launch.is_everywhere,
-        files=launch.files,
-        cwd=environment["PWD"],
-        notes=launch.notes,
-    )
+    return function(site, script_argv)._replace(cwd=site.environment["PWD"])
 
 
-def empty(cwd: str) -> LaunchPlan:
-    """Return the plan of a head that starts nothing and only reports its failure to the workers."""
-    return LaunchPlan("head", (), 0, is_everywhere=False, files=(), cwd=cwd)
-
-
-def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
-    """Return ``plan`` as a JSON value, with secrets as ``***``.
+def masked(launch: Launch, node: NodeEnv) -> dict[str, Any]:
+    """Return the plan of a node as a JSON value, with secrets as ``***``.
 
     ``argv`` and ``env`` are those of the first process; if there are more, ``processes`` lists all.
     ``notes`` is present only if there are any.
@@ -117,22 +51,22 @@ def masked(plan: LaunchPlan, secret_names: Sequence[str]) -> dict[str, Any]:
             "name": process.name,
             "argv": list(process.argv),
             "env": {
-                name: "***" if name in secret_names else value
+                name: "***" if name in node.secret_names else value
                 for name, value in sorted(process.env.items())
             },
         }
-        for process in plan.processes
+        for process in launch.processes
     ]
     first = processes[0] if processes else {"argv": [], "env": {}}
     values: dict[str, Any] = {
-        "role": plan.role,
+        "role": "head" if node.is_head else "worker",
         "argv": first["argv"],
         "env": first["env"],
         "files": [
             {"path": file.path, "mode": f"{file.mode:04o}", "text": file.text}
-            for file in plan.files
+            for file in launch.files
         ],
-        "cwd": plan.cwd,
-        **({"notes": list(plan.notes)} if plan.notes else {}),
+        "cwd": launch.cwd,
+        **({"notes": list(launch.notes)} if launch.notes else {}),
     }
     return {**values, "processes": processes} if len(processes) > 1 else values

@@ -6,7 +6,7 @@ The head's entry has a control connection to each worker, which runs the command
 from __future__ import annotations
 
 import re
-from typing import Mapping, NamedTuple
+from typing import Mapping
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
@@ -33,13 +33,6 @@ exit 255
 """
 
 
-class Request(NamedTuple):
-    """A command to run on a host for mpirun."""
-
-    host: str
-    command: str
-
-
 def argv(path: str) -> tuple[str, str]:
     """Return the command that replaces ssh; ``path`` is the file of the agent."""
     return "/bin/sh", path
@@ -62,10 +55,13 @@ def is_safe_path(path: str) -> bool:
     return not set(path) & set(" \t\n:,;\"'\\")
 
 
-def request(text: str) -> Request:
-    """Parse the file that an agent wrote; like ssh, it joins the command's words with spaces."""
+def request(text: str) -> tuple[str, str]:
+    """Return the host and the command for it that an agent wrote to a file.
+
+    Like ssh, it joins the command's words with spaces.
+    """
     host, _, command = text.partition("\n")
-    return Request(host, command)
+    return host, command
 
 
 def on_this_node(command: str, environ: Mapping[str, str]) -> str:

@@ -7,12 +7,12 @@ import glob
 import os
 import re
 import shutil
-import subprocess
 import threading
 import time
 from typing import Any, Mapping, Sequence
 
 from jobentry.contract.journal import Device
+from jobentry.system.processes import output_of
 
 _MIB = 1024 * 1024
 # Constants of nvml.h.
@@ -220,19 +220,10 @@ class NpuSmi(Accelerators):
         begun_s = time.monotonic()
         if begun_s < self._due_s:
             return ()
-        output = b""
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            output = subprocess.run(
-                self._argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                timeout=_NPU_TIMEOUT_S,
-                check=False,
-            ).stdout
+        output = output_of(self._argv, _NPU_TIMEOUT_S)
         now_s = time.monotonic()
         self._due_s = now_s + max(_NPU_PERIOD_S, _NPU_SHARE * (now_s - begun_s))
-        return read_npu_smi(output.decode("utf-8", "replace"))
+        return read_npu_smi(output)
 
 
 # Two rows for each chip: | 0     910B3  | OK           | 93.6   40            0    / 0     |

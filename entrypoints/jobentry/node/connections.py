@@ -6,11 +6,12 @@ What ``recv`` and ``send`` transfer is not in ``/proc/PID/io``. See sock_diag(7)
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import struct
 from typing import Iterator
+
+from jobentry.system import linux
 
 _SOCK_DIAG, _BY_FAMILY, _ERROR, _DONE = 4, 20, 2, 3
 _REQUEST_DUMP = 0x301
@@ -42,15 +43,8 @@ def carried() -> dict[int, int]:
 
 def inodes(process: int) -> list[int]:
     """Return the inodes of the sockets that a process has open."""
-    folder = "/proc/%d/fd" % process
-    numbers = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                match = _INODE.match(os.readlink(os.path.join(folder, name)))
-                if match:
-                    numbers.append(int(match[1]))
-    return numbers
+    matches = (_INODE.match(path) for _, path in linux.open_files(process))
+    return [int(match[1]) for match in matches if match]
 
 
 def _of_family(family: int) -> Iterator[tuple[int, int]]:

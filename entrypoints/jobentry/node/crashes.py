@@ -14,7 +14,8 @@ import signal
 import stat
 from typing import Iterator, NamedTuple, Sequence
 
-from jobentry.contract.waits import is_starter
+from jobentry.contract.stacks import Frame
+from jobentry.contract.waits import of_script
 from jobentry.node.rank_stacks import relative, source_line
 from jobentry.rank.crash_file import SLOT_BYTES
 from jobentry.secrets import masking
@@ -40,26 +41,11 @@ _ALONE = re.compile(r"^Stack \(most recent call first\b")  # of PyPy, and withou
 _CALL = re.compile(r'^  File "(.{0,1000})", line (\d{1,9}|\?\?\?) in (.{1,1000})$')
 
 
-class Call(NamedTuple):
-    """A call of a stack; the file is relative to the code's folder if it is in it."""
-
-    file: str
-    line: int
-    function: str
-    source: str = ""
-
-    @property
-    def text(self) -> str:
-        """The call as people read it."""
-        name = self.function if self.function.startswith("<") else self.function + "()"
-        return f"{name} at {self.file}:{self.line}" + (self.source and f": {self.source}")
-
-
 class Thread(NamedTuple):
     """A thread and its calls, the innermost first."""
 
     is_current: bool
-    calls: tuple[Call, ...]
+    calls: tuple[Frame, ...]
 
 
 class Crash(NamedTuple):
@@ -81,7 +67,7 @@ class Crash(NamedTuple):
         """Where it crashed: the innermost call of the job's own code, else the innermost one."""
         calls = next((thread.calls for thread in self.threads if thread.is_current), ())
         of_job = [call for call in calls if not call.file.startswith(("/", "<"))]
-        return (of_job or list(calls))[0].text if calls else ""
+        return _call_text((of_job or list(calls))[0]) if calls else ""
 
     @property
     def stack_lines(self) -> tuple[str, ...]:
@@ -91,8 +77,14 @@ class Crash(NamedTuple):
         for thread in sorted(self.threads, key=lambda thread: not thread.is_current):
             number += not thread.is_current
             lines.append("the thread that crashed:" if thread.is_current else f"thread {number}:")
-            lines += [f"  {call.text}"[:_MOST_CHARACTERS] for call in thread.calls]
+            lines += [f"  {_call_text(call)}"[:_MOST_CHARACTERS] for call in thread.calls]
         return tuple(lines[:_MOST_LINES])
+
+
+def _call_text(call: Frame) -> str:
+    """Return a call as people read it."""
+    name = call.function if call.function.startswith("<") else call.function + "()"
+    return f"{name} at {call.file}:{call.line}" + (call.source and f": {call.source}")
 
 
 def of_file(path: str, folder: str) -> list[Crash]:
@@ -139,9 +131,9 @@ def parse(text: str, folder: str) -> Crash | None:
     return Crash(0, reason[1], (*current[:1], *others[: _MOST_THREADS - 1]))
 
 
-def _threads(lines: Sequence[str]) -> Iterator[tuple[bool, list[Call]]]:
+def _threads(lines: Sequence[str]) -> Iterator[tuple[bool, list[Frame]]]:
     """Yield whether a thread is the one that crashed, and its calls."""
-    calls: list[Call] | None = None
+    calls: list[Frame] | None = None
     is_current = False
     for line in lines:
         thread = _THREAD.match(line)
@@ -152,7 +144,7 @@ def _threads(lines: Sequence[str]) -> Iterator[tuple[bool, list[Call]]]:
             is_current, calls = not thread or thread[1] == "Current thread", []
         elif call and calls is not None and len(calls) < _MOST_FRAMES:
             number = int(call[2]) if call[2].isdigit() else 0
-            calls.append(Call(call[1], number, call[3]))
+            calls.append(Frame(call[1], number, call[3]))
         elif line and not line.startswith("  "):
             # Other text follows, such as the names of extension modules or a native stack.
             break
@@ -160,16 +152,13 @@ def _threads(lines: Sequence[str]) -> Iterator[tuple[bool, list[Call]]]:
         yield is_current, calls
 
 
-def _without_starters(calls: list[Call], folder: str) -> Iterator[Call]:
+def _without_starters(calls: list[Frame], folder: str) -> Iterator[Frame]:
     """Yield the calls without those that start the script, and with their source."""
-    kept = list(calls)
-    while len(kept) > 1 and is_starter(kept[-1].file):
-        kept.pop()
-    for call in kept:
+    for call in of_script(calls):
         # A script may have changed to the path without links.
         file = relative(relative(call.file, folder), os.path.realpath(folder))
         source = source_line(call.file, call.line, folder) if call.line else ""
-        yield Call(masking.hide(file), call.line, masking.hide(call.function), source)
+        yield Frame(masking.hide(file), call.line, masking.hide(call.function), source)
 
 
 class _Place(NamedTuple):

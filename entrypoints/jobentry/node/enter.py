@@ -25,7 +25,7 @@ class Surroundings(NamedTuple):
     folder: str
 
 
-def main(argv: Sequence[str]) -> int:
+def main(*argv: str) -> int:
     """Become a command; return an exit code only if that is impossible.
 
     Args:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 
 from jobentry.log import log_message
+from jobentry.system.processes import output_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,20 +62,7 @@ def python_path(python: str, environment: Mapping[str, str], source: str, code: 
 
 def _imports(python: str, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield where Python imports from: folders without a name, and modules."""
-    try:
-        done = subprocess.run(
-            [python, "-c", _LIST],
-            env=dict(environment),
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    for line in done.stdout.decode("utf-8", "surrogateescape").splitlines():
+    for line in output_of([python, "-c", _LIST], _LIMIT_S, environment).splitlines():
         if line.startswith(_MARK):
             yield from json.loads(line[len(_MARK) :])
 

@@ -13,6 +13,7 @@ from typing import Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS
+from jobentry.contract.rank_lists import some
 from jobentry.launchers import mpi
 from jobentry.node.network import NodeNetwork
 from jobentry.system.addresses import is_loopback
@@ -30,6 +31,8 @@ _DAEMONS = (
 )
 _HOROVOD = "give the name the address %s in /etc/hosts, or use the launcher horovod"
 _DUMMY = "give the address to an interface of the type dummy"
+# A machine with many containers has hundreds of interfaces.
+_SHOWN = 8
 _RANKS = (names.OMPI_TCP_INCLUDE, ("btl_tcp_if_include", "btl_tcp_if_exclude"))
 
 
@@ -319,7 +322,7 @@ def _chosen_note(node: NodeEnv, network: NodeNetwork) -> tuple[str, ...]:
         # NCCL, Gloo and Open MPI look no further.
         text += f", but libraries use the first address of {route.interface}, {first}"
     elif others:
-        text += f", so ranks do not use {_list(others)}"
+        text += f", so ranks do not use {some(others, _SHOWN)}"
     return (_note(node, text),) if others or first != route.address else ()
 
 
@@ -352,14 +355,5 @@ def _problem(
     listed = [item.name for item in network.interfaces] if names_there is None else names_there
     return "choosing the network: %s=%s: no such %s on node %d (%s), which has %s" % (
         *(name, value[:80], what, node.node, node.host),
-        _list(listed) or "none",
+        some(listed, _SHOWN) or "none",
     )
-
-
-# A machine with many containers has hundreds of interfaces.
-_SHOWN = 8
-
-
-def _list(texts: Sequence[str]) -> str:
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more

@@ -15,21 +15,26 @@ _OWN_FILES = 24
 _FILES_PER_RANK = 3
 _FILES_PER_MPI_RANK = 6
 _FILES_PER_NODE = 2
+# With so many more, a head also reaches all its workers at once; it does with less.
+_FILES_OF_HEAD = 256
 _MIB = 1 << 20
 
 
 def allow_open_files(node: NodeEnv, *, needs_mpi: bool) -> None:
     """Raise the limit on open files as far as this node needs and may.
 
+    Child processes inherit the limit, so it stays as it is for jobs that need no more.
+
     Raises:
         EntryError: The hard limit is too low; mpirun, for example, would hang.
     """
     per_rank = _FILES_PER_MPI_RANK if needs_mpi else _FILES_PER_RANK
     needed = _OWN_FILES + per_rank * node.slots
-    if node.is_head:
-        needed += _FILES_PER_NODE * (node.nodes - 1)
+    connections = _FILES_PER_NODE * (node.nodes - 1) if node.is_head else 0
+    needed += connections
+    useful = max(needed, _FILES_OF_HEAD + connections) if connections else needed
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    if soft == resource.RLIM_INFINITY or soft >= useful:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise EntryError(
@@ -37,7 +42,8 @@ def allow_open_files(node: NodeEnv, *, needs_mpi: bool) -> None:
             % (hard, needed, node.slots),
             hint="raise the limit on open files: `ulimit -n`, or that of the container",
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    most = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def hint(error: OSError, folders: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
 from jobentry.launchers import plan, rsh_agent
-from jobentry.launchers.common import File
+from jobentry.launchers.common import File, Launch
 from jobentry.log import log_message
 from jobentry.node.files import remove, write_private
 from jobentry.secrets import private_environ
@@ -210,7 +210,7 @@ def keep_existing_tune_file(node: NodeEnv) -> NodeEnv:
     return node._replace(open_mpi=node.open_mpi._replace(tune_file=""))
 
 
-def with_existing_host_file(launch_plan: plan.LaunchPlan, node: NodeEnv) -> plan.LaunchPlan:
+def with_existing_host_file(launch_plan: Launch, node: NodeEnv) -> Launch:
     """Return the plan without its host file if that file exists, as mpirun then uses that one."""
     path = node.open_mpi.host_file
     if not path or not os.path.exists(path) or all(file.path != path for file in launch_plan.files):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import linecache
-import os
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Sequence
@@ -18,7 +17,7 @@ from jobentry.contract.profiles import (
     Profile,
 )
 from jobentry.contract.stacks import MOST_FRAMES, Frame, ThreadStack
-from jobentry.contract.waits import Wait, cause_of, is_ours, is_starter
+from jobentry.contract.waits import Wait, cause_of, is_ours, of_script
 from jobentry.node.rank_stacks import relative, source_line, state_of, uses_device
 from jobentry.node.rank_usage import RankProcesses
 from jobentry.secrets import masking
@@ -80,10 +79,7 @@ class _Sampler:
         self._has_ended = False
         self._seconds = self._cpu_s = 0.0
         self._has_device = uses_device(target.process)
-        try:
-            self._folder = os.readlink("/proc/%d/cwd" % target.process)
-        except OSError:
-            self._folder = ""
+        self._folder = linux.working_folder(target.process)
 
     def run(self, seconds: float) -> None:
         """Look for so long, or until the process ends."""
@@ -129,7 +125,7 @@ class _Sampler:
                 frames = tuple(self._frame(raw) for raw in calls[:MOST_FRAMES])
             except UnreadableError:
                 continue
-            self._counts[self._job_frames(frames), self._wait(frames)] += 1
+            self._counts[tuple(of_script(frames)), self._wait(frames)] += 1
             return
         self._missed += 1
         self._has_ended = not linux.start_ticks(self._target.process)
@@ -157,11 +153,3 @@ class _Sampler:
                 masking.hide(relative(file, self._folder)), line, masking.hide(function)
             )
         return frame
-
-    @staticmethod
-    def _job_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-        """Return the calls without ours, and without those that only start the script."""
-        job_frames = [frame for frame in frames if not is_ours(frame.file)]
-        while len(job_frames) > 1 and is_starter(job_frames[-1].file):
-            job_frames.pop()
-        return tuple(job_frames)

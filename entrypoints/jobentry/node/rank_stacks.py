@@ -16,7 +16,7 @@ from jobentry.contract.stacks import (
     ProcessStacks,
     ThreadStack,
 )
-from jobentry.contract.waits import is_ours, is_starter
+from jobentry.contract.waits import of_script
 from jobentry.node.rank_usage import RankProcesses, Ranks
 from jobentry.secrets import masking
 from jobentry.stacks.memory import UnreadableError
@@ -105,13 +105,8 @@ def _natively(native: NativeStacks, process: int, thread: ThreadStack) -> Thread
 
 
 def _thread(process: int, thread: PythonThread) -> ThreadStack:
-    try:
-        folder = os.readlink("/proc/%d/cwd" % process)
-    except OSError:
-        folder = ""
-    frames = [frame for frame in thread.frames if not is_ours(frame.file)]
-    while len(frames) > 1 and is_starter(frames[-1].file):
-        frames.pop()
+    folder = linux.working_folder(process)
+    frames = of_script(thread.frames)
     state, waits_in = state_of(process, thread.thread_id)
     return ThreadStack(
         thread.thread_id,
@@ -159,13 +154,7 @@ def state_of(process: int, thread: int) -> tuple[str, str]:
 
 def uses_device(process: int) -> bool:
     """Whether a process has a GPU or NPU open."""
-    folder = "/proc/%d/fd" % process
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                if os.readlink(os.path.join(folder, name)).startswith(_DEVICES):
-                    return True
-    return False
+    return any(path.startswith(_DEVICES) for _, path in linux.open_files(process))
 
 
 def _command(process: int) -> str:

@@ -8,24 +8,20 @@ import time
 from typing import Mapping
 
 from jobentry.contract import names
+from jobentry.errors import EntryError
 from jobentry.launchers.rank_table import COMPLETED, PLATFORM_FOLDER
 from jobentry.log import log_message
 
 _NAMES = ("jobstart_hccl.json", "hccl.json")
 _POLL_S = 0.2
-
-
-class TableError(Exception):
-    """The platform provides no complete rank table."""
-
-    hint = "list the devices in the job file (mindspore.devices), or start it with msrun"
+_HINT = "list the devices in the job file (mindspore.devices), or start it with msrun"
 
 
 def read(environ: Mapping[str, str], patience_s: float) -> str:
     """Return the platform's rank table as soon as it is complete.
 
     Raises:
-        TableError: After ``patience_s`` it is still missing or incomplete.
+        EntryError: After ``patience_s`` it is still missing or incomplete.
     """
     path = environ.get(names.RANK_TABLE_FILE) or PLATFORM_FOLDER
     deadline = time.monotonic() + patience_s
@@ -35,8 +31,9 @@ def read(environ: Mapping[str, str], patience_s: float) -> str:
         if not problem:
             return text
         if time.monotonic() > deadline:
-            raise TableError(
-                f"waiting for the rank table: {path}: {problem} after {patience_s:g} s"
+            raise EntryError(
+                f"waiting for the rank table: {path}: {problem} after {patience_s:g} s",
+                hint=_HINT,
             )
         if not is_reported:
             log_message(f"waiting for the rank table: {path}: {problem}")

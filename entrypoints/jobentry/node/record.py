@@ -45,6 +45,12 @@ def from_error(
     )
 
 
+def write_failure(job: str, failure: Failure, cause: exits.Cause, uri: str) -> None:
+    """Write the record of a job that failed before this node knew more about it."""
+    outcome = exits.Outcome(failure.exit_code or exits.ENTRY_FAILED, cause, failure)
+    write(ExitRecord(job, outcome, ended_at=rfc3339(time.time())), uri)
+
+
 def phases(
     journal: Journal, others: Sequence[tuple[int, Phase]] = ()
 ) -> tuple[tuple[int, str, str, str], ...]:

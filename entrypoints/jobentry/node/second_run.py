@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
@@ -46,8 +45,5 @@ def refuse(node: NodeEnv) -> int:
     log_message(f"{message}: the job has ended with its first run")
     if node.is_head and not record.exists(node.record_uri):
         failure = exits.Failure(node.node, node.host, exit_code=code, message=message)
-        ended_at = record.rfc3339(time.time())
-        outcome = exits.Outcome(code, exits.Cause.PLATFORM, failure)
-        ended = exits.ExitRecord(node.job, outcome, ended_at=ended_at)
-        record.write(ended, node.record_uri)
+        record.write_failure(node.job, failure, exits.Cause.PLATFORM, node.record_uri)
     return code

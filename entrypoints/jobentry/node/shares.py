@@ -6,7 +6,6 @@ Names are read once for each call of a program and then remembered, so that a lo
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import zlib
 from collections import Counter
@@ -204,10 +203,7 @@ class RankShares:
         self._last = self._uses_device = None
         self._restart()
         self._before = _counters(process)
-        try:
-            self._folder = os.readlink("/proc/%d/cwd" % process)
-        except OSError:
-            self._folder = ""
+        self._folder = linux.working_folder(process)
 
     def _doing(self, target: MainThread, calls: Sequence[RawFrame]) -> Doing | None:
         """Return what a rank does; None if its calls cannot be read."""

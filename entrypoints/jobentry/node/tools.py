@@ -13,9 +13,9 @@ from typing import Any, Mapping
 from jobentry.contract import exits, launchers, names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS, Launcher
+from jobentry.contract.paths import NodePaths
 from jobentry.errors import EntryError
-from jobentry.launchers import plan
-from jobentry.launchers.mpi import Mpi
+from jobentry.launchers.common import Mpi, Site
 from jobentry.node import archive
 
 
@@ -37,12 +37,13 @@ def launcher_of(node: NodeEnv) -> Launcher:
 def find_tools(
     node: NodeEnv,
     environment: Mapping[str, str],
+    paths: NodePaths,
     version: subprocess.Popen[bytes] | None,
     *,
     needs_mpi: bool,
     is_dry_run: bool = False,
-) -> plan.Tools:
-    """Return the tools that start ranks on this node.
+) -> Site:
+    """Return this node with the tools that start ranks on it.
 
     Raises:
         EntryError: A tool is missing or not supported.
@@ -55,7 +56,7 @@ def find_tools(
     mpi = _mpi(path, version, is_dry_run=is_dry_run) if needs_mpi else Mpi("", ())
     entry = (sys.executable, "-I", "-S", entry_path)
     table = _rank_table(node, environment, is_dry_run=is_dry_run)
-    return plan.Tools(mpi, interpreter or "python3", entry, table)
+    return Site(node, environment, paths, interpreter or "python3", entry, mpi, table)
 
 
 def _entry(node: NodeEnv, environment: Mapping[str, str]) -> str:
@@ -84,10 +85,7 @@ def _rank_table(node: NodeEnv, environment: Mapping[str, str], *, is_dry_run: bo
 
     if is_dry_run:
         return rank_table.placeholder(node.hosts, node.slots)
-    try:
-        return rank_table_file.read(environment, node.start_timeout_s)
-    except rank_table_file.TableError as error:
-        raise EntryError(str(error), hint=error.hint) from error
+    return rank_table_file.read(environment, node.start_timeout_s)
 
 
 def start_version(path: str) -> subprocess.Popen[bytes] | None:
@@ -161,7 +159,7 @@ def check_module(facts: Mapping[str, Any], launcher: str, interpreter: str) -> N
 
 def facts_of(
     node: NodeEnv,
-    tools: plan.Tools,
+    site: Site,
     version: subprocess.Popen[bytes] | None,
     module: subprocess.Popen[bytes] | None,
 ) -> dict[str, Any]:
@@ -177,7 +175,7 @@ def facts_of(
     }
     if not _are_on_one_machine(node):
         # The head's mpirun starts it on all nodes.
-        facts["entry"] = tools.entry[-1]
+        facts["entry"] = site.entry[-1]
     launcher = launcher_of(node)
     if launcher.needs_mpi:
         try:

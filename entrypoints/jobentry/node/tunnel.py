@@ -6,15 +6,14 @@ import os
 import socket
 import sys
 import threading
-from typing import Sequence
 
 _PIECE_BYTES = 1 << 16
 _LIMIT_S = 10.0
 
 
-def main(argv: Sequence[str]) -> int:
+def main(number: str) -> int:
     """Pass data on until the server closes the connection, and return the exit code."""
-    port = int(argv[0])
+    port = int(number)
     try:
         connection = connect(port)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import configparser
 import contextlib
 import json
@@ -16,6 +15,7 @@ from jobentry.contract import names
 from jobentry.contract.sigv4 import Keys
 from jobentry.objects import client
 from jobentry.objects.base import ObjectError
+from jobentry.objects.s3_xml import when
 
 _PATH, _VIRTUAL = "path", "virtual"
 # Temporary keys are replaced this long before they expire.
@@ -167,16 +167,10 @@ def _keys_of_role(uri: str, environ: Mapping[str, str]) -> tuple[Keys, float]:
         keys_of_role = Keys(
             values["AccessKeyId"], values["SecretAccessKey"], values.get("Token", "")
         )
-        return keys_of_role, _expiry(values.get("Expiration", "")) - _EXPIRY_MARGIN_S
+        expiry = when(values.get("Expiration", "")) / 1e9
+        return keys_of_role, (expiry or time.time() + 2 * _EXPIRY_MARGIN_S) - _EXPIRY_MARGIN_S
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ObjectError(f"{doing}: the answer contains no keys") from error
-
-
-def _expiry(text: str) -> float:
-    try:
-        return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return time.time() + 2 * _EXPIRY_MARGIN_S
 
 
 def _keys_of_file(environ: Mapping[str, str]) -> Keys | None:

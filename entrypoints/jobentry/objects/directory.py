@@ -11,6 +11,7 @@ from functools import partial
 from typing import IO, Iterator
 
 from jobentry.contract import names
+from jobentry.contract.rank_lists import some
 from jobentry.log import log_message
 from jobentry.objects.base import (
     CHUNK_BYTES,
@@ -193,9 +194,7 @@ def listed(prefix: str) -> Iterator[Entry]:
             elif file.startswith(path) and (status is not None or os.path.islink(file)):
                 left_out.append(name)
     if left_out:
-        names_left_out = ", ".join(left_out[:_SHOWN_NAMES]) + (
-            ", ..." if left_out[_SHOWN_NAMES:] else ""
-        )
+        names_left_out = some(left_out, _SHOWN_NAMES)
         # A link that leads nowhere, a pipe, a device.
         log_message("%s: left out, as there is no file on this node: %s" % (prefix, names_left_out))
 

@@ -23,6 +23,7 @@ from jobentry.contract.preflight import (
     Weight,
 )
 from jobentry.contract.preflight_levels import FULL
+from jobentry.contract.rank_lists import some
 from jobentry.system.addresses import is_loopback
 
 _MIB = 1 << 20
@@ -479,9 +480,7 @@ def _note(subject: Subject, node: NodeFacts, text: str) -> Finding:
 def _nodes(numbers: Sequence[int], count: int) -> str:
     if len(numbers) > _NEEDS_TWO and len(numbers) >= count - 1:
         return "all other nodes"
-    listed = ", ".join(str(number) for number in numbers[:8])
-    more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-    return ("node " if len(numbers) == 1 else "nodes ") + listed + more
+    return ("node " if len(numbers) == 1 else "nodes ") + some([str(each) for each in numbers], 8)
 
 
 def size_text(size_bytes: int) -> str:

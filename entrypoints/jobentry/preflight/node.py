@@ -16,7 +16,6 @@ from jobentry.contract.malformed import MALFORMED
 from jobentry.contract.paths import NodePaths
 from jobentry.contract.preflight import (
     Endpoint,
-    Link,
     Name,
     NodeFacts,
     PreflightError,
@@ -119,15 +118,11 @@ class NodePreflight:
         looked_up: _Later[tuple[Name, ...]] = _Later(
             lambda: facts.resolve(self._node, named, REACH_S)
         )
-        results = probe.reach(targets, self._key, self._node.node, self._own, REACH_S)
+        links = probe.reach(targets, self._key, self._node.node, self._own, REACH_S)
         names = looked_up.result()
         late = ("names of other nodes",) if len(names) < len(named) else ()
-        links = tuple(
-            Link(each.target.node, each.target.number, each.reach, each.round_trip_us)
-            for each in results
-        )
         return self._gathered.result()._replace(
-            endpoints=self.endpoints, links=links, names=names, late=late
+            endpoints=self.endpoints, links=tuple(links), names=names, late=late
         )
 
     def _transfer(self, values: Mapping[str, Any]) -> float:

@@ -19,7 +19,7 @@ import threading
 import time
 from typing import NamedTuple, Sequence
 
-from jobentry.contract.preflight import Endpoint, Reach
+from jobentry.contract.preflight import Endpoint, Link, Reach
 
 _GREETING = b"cloudjob-preflight"
 _MAX_GREETING_BYTES = 128
@@ -48,14 +48,6 @@ class Target(NamedTuple):
     node: int
     number: int
     endpoint: Endpoint
-
-
-class Result(NamedTuple):
-    """What came of the attempt to reach a target."""
-
-    target: Target
-    reach: Reach
-    round_trip_us: int = 0
 
 
 def greeting(key: bytes, sender: int, receiver: int) -> bytes:
@@ -173,7 +165,7 @@ class _Connection:
 
 def reach(
     targets: Sequence[Target], key: bytes, node: int, addresses: Sequence[str], limit_s: float
-) -> list[Result]:
+) -> list[Link]:
     """Try all targets at once, with a large message to each; return what came of it.
 
     Args:
@@ -204,7 +196,7 @@ class _Attempt:
         addresses: Sequence[str],
         selector: selectors.BaseSelector,
     ) -> None:
-        self.result: Result | None = None
+        self.result: Link | None = None
         self._target = target
         self._is_own_address = target.endpoint.address in addresses
         self._selector = selector
@@ -247,7 +239,7 @@ class _Attempt:
         except OSError as error:
             self._failed(error.errno or errno.EIO)
 
-    def end(self) -> Result:
+    def end(self) -> Link:
         """Return what came of the attempt, which is over now."""
         if self.result is None:
             self._settle(self._unanswered())
@@ -295,7 +287,8 @@ class _Attempt:
             self._settle(Reach.NO_ROUTE if number in _UNREACHABLE else Reach.SILENT)
 
     def _settle(self, result: Reach) -> None:
-        self.result = Result(self._target, result, self._round_trip_us)
+        target = self._target
+        self.result = Link(target.node, target.number, result, self._round_trip_us)
         if self._socket is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(self._socket)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from typing import Mapping
 
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
 from jobentry.contract.preflight import Speeds
+from jobentry.system.processes import output_of
 
 _CHUNK_BYTES = 4 << 20
 # Enough to leave the caches of a disk controller, little enough for a disk of 50 MB/s.
@@ -85,16 +85,8 @@ def _matrix_tflops(python: str, environ: Mapping[str, str]) -> tuple[float, ...]
     """Return the speed of a matrix multiplication on each GPU, if the script's Python has torch."""
     if not any(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir("/dev")):
         return ()
+    output = output_of([python, "-c", _MATRIX], _GPU_S, environ)
     try:
-        done = subprocess.run(
-            [python, "-c", _MATRIX],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_GPU_S,
-            check=False,
-        )
-        return tuple(float(line) for line in done.stdout.decode("ascii", "replace").split()[:64])
-    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return tuple(float(line) for line in output.split()[:64])
+    except ValueError:
         return ()

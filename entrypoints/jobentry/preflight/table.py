@@ -12,6 +12,7 @@ from jobentry.contract.preflight import (
     Report,
     Weight,
 )
+from jobentry.contract.rank_lists import some
 from jobentry.preflight.judgement import size_text
 
 _HEADINGS = (
@@ -39,14 +40,6 @@ def report(nodes: Sequence[NodeFacts], findings: Sequence[Finding]) -> Report:
     return Report(tuple(findings), (heading, *rows))
 
 
-def lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines of text, with the cells below each other."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    ]
-
-
 def warnings(findings: Sequence[Finding], hosts: Sequence[str]) -> list[str]:
     """Return the lines of the log about faults and doubts, each with its hint after it."""
     serious = [each for each in findings if each.weight is not Weight.NOTE]
@@ -61,9 +54,8 @@ def warnings(findings: Sequence[Finding], hosts: Sequence[str]) -> list[str]:
 
 def line(finding: Finding, hosts: Sequence[str]) -> str:
     """Return a finding as one line: what was checked, which nodes, what is wrong."""
-    named = ", ".join(f"node {number} ({hosts[number]})" for number in finding.nodes[:4])
-    more = f" and {len(finding.nodes) - 4} more" if len(finding.nodes) > 4 else ""
-    return f"checking the nodes: {named}{more}: {finding.text}"
+    named = some([f"node {number} ({hosts[number]})" for number in finding.nodes], 4)
+    return f"checking the nodes: {named}: {finding.text}"
 
 
 def _cells(node: NodeFacts) -> tuple[str, ...]:

@@ -91,11 +91,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def main(argv: list[str]) -> int:
-    """Serve forever; ``argv`` is the port, the number of nodes and the ranks of each node."""
-    number, nodes, slots = (int(argument) for argument in argv)
+def main(port: str, nodes: str, slots: str) -> int:
+    """Serve forever; ``slots`` is the number of ranks of each node."""
+    number = int(port)
     try:
-        server = Server(("", number), nodes, slots)
+        server = Server(("", number), int(nodes), int(slots))
     except OSError as error:
         text = f"listening on port {number}: {error.strerror}; set MASTER_PORT to another port\n"
         sys.stderr.write(text)

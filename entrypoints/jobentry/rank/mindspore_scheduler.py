@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import subprocess
-from typing import Sequence
 
 from jobentry.system.addresses import address_of
 
@@ -21,7 +20,7 @@ def schedule() -> None:
     importlib.import_module("mindspore.communication").init()
 
 
-def run_server(command: Sequence[str]) -> int:
+def run_server(*command: str) -> int:
     """Run ``command`` as a parameter server, which must stay until the ranks have ended.
 
     Returns:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import time
 from typing import Iterator
 
 from jobentry import objects
@@ -116,7 +117,7 @@ def _is_valid(cached: str, entry: objects.Entry) -> bool:
 
 def _add_verified(fresh: str, cached: str, entry: objects.Entry) -> None:
     os.chmod(fresh, _READ_ONLY)
-    os.utime(fresh, ns=(_now_ns(), _time_ns(entry)))
+    os.utime(fresh, ns=(time.time_ns(), _time_ns(entry)))
     if not _is_valid(fresh, entry):
         os.unlink(fresh)
         raise objects.ObjectError(
@@ -126,16 +127,10 @@ def _add_verified(fresh: str, cached: str, entry: objects.Entry) -> None:
     os.replace(fresh, cached)
 
 
-def _now_ns() -> int:
-    import time
-
-    return time.time_ns()
-
-
 def _link(cached: str, path: str) -> None:
     # Set the access time for ``_evict``, as not every file system updates it on a read.
     facts = os.stat(cached)
-    os.utime(cached, ns=(_now_ns(), facts.st_mtime_ns))
+    os.utime(cached, ns=(time.time_ns(), facts.st_mtime_ns))
     # Permission bits do not stop root, who would change this input of other nodes and jobs, too.
     if not os.access(cached, os.W_OK):
         try:

@@ -17,8 +17,10 @@ from typing import IO, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from jobentry import objects
 from jobentry.contract import packages
+from jobentry.contract.manifest import is_name
 from jobentry.contract.packages import FILE, FOLDER, LINK, Entry, FormatError, name_bytes
 from jobentry.contract.zip_layer import open_layer, refusing_bad_zip
+from jobentry.errors import EntryError
 from jobentry.objects.base import Progress, in_parallel, no_progress
 from jobentry.system.trees import remove_tree
 
@@ -33,20 +35,6 @@ _TURNS_PER_S = 100
 _LAST_TURN = 3000
 # The longest target of a link that Linux can follow.
 _TARGET_LIMIT_BYTES = 4095
-
-
-class UnpackError(Exception):
-    """Code cannot be unpacked: *doing what: to which thing: what came back*.
-
-    Args:
-        hint: What to try.
-        damaged_layers: The keys of the layers that are damaged in the store.
-    """
-
-    def __init__(self, message: str, hint: str = "", damaged_layers: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.hint = hint
-        self.damaged_layers = damaged_layers
 
 
 class _DamagedError(FormatError):
@@ -86,14 +74,14 @@ def fetch_code(
         progress: Called with the number of bytes of each step.
 
     Raises:
-        UnpackError: The package cannot be fetched, does not match ``digest`` or contains something
+        EntryError: The package cannot be fetched, does not match ``digest`` or contains something
             that is never packed, or the file system refuses.
     """
     folder = os.path.abspath(folder)
     with _translated(uri, folder), contextlib.ExitStack() as opened:
         descriptor = packages.load_descriptor(objects.read(uri))
         if descriptor.digest != digest:
-            raise UnpackError(
+            raise EntryError(
                 "verify code: %s: digest is %s, not %s" % (uri, descriptor.digest, digest)
             )
         os.makedirs(os.path.dirname(folder), exist_ok=True)
@@ -162,7 +150,7 @@ def _tree(layers: Sequence[_Layer], digest: str, limit_bytes: int) -> dict[str, 
     tree = packages.merge(layer.manifest for layer in layers)
     actual = packages.tree_digest(tree.values())
     if actual != digest:
-        raise UnpackError("verify code: digest of the tree is %s, not %s" % (actual, digest))
+        raise EntryError("verify code: digest of the tree is %s, not %s" % (actual, digest))
     for entry in tree.values():
         problem = _problem(entry, tree)
         if problem:
@@ -175,7 +163,7 @@ def _tree(layers: Sequence[_Layer], digest: str, limit_bytes: int) -> dict[str, 
 def _problem(entry: Entry, tree: Mapping[str, Entry]) -> str:
     """Return what is wrong with an entry that ``cloudjob`` never packs, or ""."""
     name = entry.name
-    if "\0" in name or any(segment in ("", ".", "..") for segment in name.split("/")):
+    if not is_name(name):
         return "is not a path below the folder"
     above = posixpath.dirname(name)
     # So nothing is ever written through a link or below a file.
@@ -298,19 +286,19 @@ def _translated(uri: str, folder: str) -> Iterator[None]:
     try:
         yield
     except objects.ObjectError as error:
-        raise UnpackError("fetching the code: %s" % error, error.hint) from error
+        raise EntryError("fetching the code: %s" % error, hint=error.hint) from error
     except _DamagedError as error:
         # If the store cannot be written, the record of the job reports the damage.
         with contextlib.suppress(objects.ObjectError, OSError):
             objects.write(b"", packages.damage_uri(uri, error.key))
         what = error.key[: len(packages.LAYERS) + 12]
-        raise UnpackError(
+        raise EntryError(
             "unpacking the code: %s: %s is damaged: %s" % (uri, what, error),
-            "submit again: the next submit sends this layer again",
-            (error.key,),
+            hint="submit again: the next submit sends this layer again",
+            damaged_layers=(error.key,),
         ) from error
     except FormatError as error:
-        raise UnpackError("unpacking the code: %s: %s" % (uri, error)) from error
+        raise EntryError("unpacking the code: %s: %s" % (uri, error)) from error
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UnpackError("unpacking the code: %s to %s: %s" % (uri, folder, reason)) from error
+        raise EntryError("unpacking the code: %s to %s: %s" % (uri, folder, reason)) from error

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Iterator, Mapping, NamedTuple, Sequence
 from jobentry import objects
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.manifest import is_name
 from jobentry.contract.paths import NodePaths
+from jobentry.errors import EntryError
 from jobentry.log import log_message, size_text
 from jobentry.node.journal import Journal, Transfer
 from jobentry.objects.base import TEMPORARY, in_parallel, translated
@@ -33,18 +35,6 @@ _LARGE_BYTES = 32 * 1024 * 1024
 _DEFAULT_CACHE_GB = 50.0
 
 
-class InputError(Exception):
-    """An input cannot be fetched.
-
-    Args:
-        hint: What to try.
-    """
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
-
-
 class _File(NamedTuple):
     """An object and the path of its file."""
 
@@ -58,7 +48,7 @@ def stage(
     """Fetch every input that this node needs; inputs that exist, after a restart, stay.
 
     Raises:
-        InputError: An input cannot be fetched.
+        EntryError: An input cannot be fetched.
     """
     from jobentry.staging.cache import Cache
 
@@ -71,7 +61,7 @@ def stage(
             _fetch_input(name, uri, target, cache, journal or Journal())
         except (objects.ObjectError, OSError) as error:
             hint = getattr(error, "hint", "")
-            raise InputError(f"fetching the input {name}: {error}", hint) from error
+            raise EntryError(f"fetching the input {name}: {error}", hint=hint) from error
 
 
 def _limit_bytes(environ: Mapping[str, str]) -> int:
@@ -158,13 +148,12 @@ def _check_is_folder(entry: objects.Entry) -> None:
 
 def _path_below(folder: str, entry: objects.Entry) -> str:
     """Return the path of an object's file; refuse a name that leads out of the folder."""
-    segments = entry.name.split("/")
-    if any(segment in ("", ".", "..") for segment in segments) or "\0" in entry.name:
+    if not is_name(entry.name):
         raise objects.ObjectError(
             f"fetching {entry.uri}: {entry.name!r} cannot be the name of a file",
             "rename the object, or name single objects as inputs",
         )
-    return os.path.join(folder, *segments)
+    return os.path.join(folder, *entry.name.split("/"))
 
 
 def _fetch_all(files: Sequence[_File], cache: Cache, progress: _Progress) -> None:

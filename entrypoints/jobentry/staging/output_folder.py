@@ -9,12 +9,13 @@ import os
 import stat
 import sys
 import time
-from typing import Iterator, NamedTuple
+from typing import NamedTuple
 
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Others
 from jobentry.node.local_ranks import RankFailure
 from jobentry.objects.base import CHUNK_BYTES, TEMPORARY, ObjectError, reason_of
+from jobentry.system import linux
 
 # Seconds without a change after which a file counts as complete.
 SETTLE_S = 2.0
@@ -257,20 +258,10 @@ def _open_for_writing(folder: str) -> set[str]:
     top = os.path.join(os.path.realpath(folder), "")
     return {
         path[len(top) :]
-        for process in filter(str.isdecimal, os.listdir("/proc"))
-        for number, path in _open_files("/proc/" + process)
-        if path.startswith(top) and _is_writable("/proc/%s/fdinfo/%s" % (process, number))
+        for process in linux.processes()
+        for number, path in linux.open_files(process)
+        if path.startswith(top) and _is_writable("/proc/%d/fdinfo/%s" % (process, number))
     }
-
-
-def _open_files(process: str) -> Iterator[tuple[str, str]]:
-    """Yield the number and the path of each open file of a process."""
-    numbers: list[str] = []
-    with contextlib.suppress(OSError):
-        numbers = os.listdir(process + "/fd")
-    for number in numbers:
-        with contextlib.suppress(OSError):
-            yield number, os.readlink("%s/fd/%s" % (process, number))
 
 
 def _is_writable(path: str) -> bool:

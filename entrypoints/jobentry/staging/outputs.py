@@ -24,6 +24,7 @@ from jobentry.contract import env, manifest, messages
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.manifest import Contents, Others, StoredFile
 from jobentry.contract.paths import NodePaths
+from jobentry.contract.rank_lists import some
 from jobentry.errors import EntryError
 from jobentry.log import log_message
 from jobentry.node.journal import Journal, Transfer
@@ -50,13 +51,6 @@ _LOWEST_PRIORITY = 19
 _OTHER = Stamp(-1, -1, -1)
 
 
-class OutputError(EntryError):
-    """An output cannot be prepared or uploaded."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-
-
 class Outputs:
     """The outputs of one node: prepared, uploaded while the ranks run, and uploaded at the end."""
 
@@ -73,7 +67,7 @@ class Outputs:
         """Create the folders, restore earlier files if wanted, and check that uploads work.
 
         Raises:
-            OutputError: An output cannot be uploaded; reported now, not after hours of training.
+            EntryError: An output cannot be uploaded; reported now, not after hours of training.
         """
         for output in self._all:
             try:
@@ -81,22 +75,22 @@ class Outputs:
             except (objects.ObjectError, OSError) as error:
                 hint = getattr(error, "hint", "")
                 text = f"preparing the output {output.name}: {_text(error)}"
-                raise OutputError(text, hint) from error
+                raise EntryError(text, hint=hint) from error
 
     def start(self) -> None:
         """Start uploading what the ranks write.
 
         Raises:
-            OutputError: The thread cannot be started.
+            EntryError: The thread cannot be started.
         """
         if not self._all:
             return
         try:
             self._thread.start()
         except (RuntimeError, MemoryError) as error:
-            raise OutputError(
+            raise EntryError(
                 f"starting the thread that stores outputs: {error}",
-                "raise the limit on processes and threads (ulimit -u, or the container's pids)",
+                hint="raise the limit on threads (ulimit -u, or the pids of the container)",
             ) from error
 
     def note_open_files(self) -> None:
@@ -298,7 +292,7 @@ class _Output:
         """Upload the units in which nothing has changed for a while.
 
         Raises:
-            OutputError: Some files could not be stored; the others were.
+            EntryError: Some files could not be stored; the others were.
         """
         before = self._scan([])
         if self.store.is_current(before) or has_ended.wait(output_folder.SETTLE_S):
@@ -310,7 +304,7 @@ class _Output:
             seen, busy, self._held(busy), self.folder.open_files(seen), has_ended
         )
         if problems:
-            raise OutputError("; ".join(problems))
+            raise EntryError("; ".join(problems))
 
     def _scan(self, problems: list[str]) -> dict[str, Stamp]:
         """Return the files of the folder; the next manifest describes what else it has."""
@@ -330,10 +324,7 @@ class _Output:
         for reason, text in manifest.REASONS.items():
             names = sorted(ascii(name) for name in left_out if left_out[name] == reason)
             if names:
-                more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-                log_message(
-                    f"output {self.name}: left out {', '.join(names[:_SHOWN])}{more}: {text}"
-                )
+                log_message(f"output {self.name}: left out {some(names, _SHOWN)}: {text}")
 
     def _held(self, busy: set[str]) -> set[str]:
         """Return the units that wait, but not forever, as a log is always being written."""
@@ -480,6 +471,6 @@ def _text(error: Exception) -> str:
         # A descriptor may be in the place of a path.
         where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
         return ": ".join(filter(None, (where, reason_of(error))))
-    if isinstance(error, (objects.ObjectError, OutputError)):
+    if isinstance(error, (objects.ObjectError, EntryError)):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING
 
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.errors import EntryError
 from jobentry.node.prepare import code_folder
 
 if TYPE_CHECKING:
@@ -32,28 +30,17 @@ def stage(
 
         if not node.code_uri.startswith("file:"):
             time.sleep(code_package.turn_s(node.node, node.nodes))
-        with journal.during("package") as transfer, _staging(code_package.UnpackError):
+        with journal.during("package") as transfer:
             code_package.fetch_code(node.code_uri, node.code_digest, folder, progress=transfer.add)
     if node.inputs_here:
         from jobentry.staging import inputs
 
-        with _staging(inputs.InputError):
-            inputs.stage(node, node_paths, os.environ, journal)
+        inputs.stage(node, node_paths, os.environ, journal)
     if not node.outputs:
         return folder, None
     from jobentry.staging import outputs
 
     node_outputs = outputs.Outputs(node, node_paths, journal)
-    with journal.during("prepare outputs"), _staging(outputs.OutputError):
+    with journal.during("prepare outputs"):
         node_outputs.prepare()
     return folder, node_outputs
-
-
-@contextlib.contextmanager
-def _staging(kind: type[Exception]) -> Iterator[None]:
-    """Turn an error of this class into an ``EntryError``."""
-    try:
-        yield
-    except kind as error:
-        hint, damaged_layers = getattr(error, "hint", ""), getattr(error, "damaged_layers", ())
-        raise EntryError(str(error), hint=hint, damaged_layers=damaged_layers) from error

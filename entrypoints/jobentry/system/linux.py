@@ -6,7 +6,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs each rank seven milliseconds
-    from typing import Callable
+    from typing import Callable, Iterator
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
@@ -47,6 +47,28 @@ def read(process: int, name: str) -> bytes:
     """
     with open("/proc/%d/%s" % (process, name), "rb", buffering=0) as file:
         return file.read() or b""
+
+
+def open_files(process: int) -> Iterator[tuple[str, str]]:
+    """Yield the number and the path of each open file of a process; none of another user's."""
+    folder = "/proc/%d/fd" % process
+    try:
+        numbers = os.listdir(folder)
+    except OSError:
+        return
+    for number in numbers:
+        try:
+            yield number, os.readlink(os.path.join(folder, number))
+        except OSError:
+            continue
+
+
+def working_folder(process: int) -> str:
+    """Return the working folder of a process; empty if it is gone, or another user's."""
+    try:
+        return os.readlink("/proc/%d/cwd" % process)
+    except OSError:
+        return ""
 
 
 def stat(process: int, thread: int = 0) -> list[bytes]:

@@ -5,9 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import Collection
+import subprocess
+from typing import Collection, Mapping, Sequence
 
 from jobentry.system import linux
+
+
+def output_of(argv: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> str:
+    """Return what a program prints, without its errors; empty if it fails to start, or to end.
+
+    Args:
+        env: Its variables, by default those of this process. It runs in ``/``.
+    """
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            argv,
+            env=env,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=limit_s,
+            check=False,
+        )
+        return done.stdout.decode("utf-8", "surrogateescape")
+    return ""
 
 
 def children() -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -184,21 +182,3 @@ def test_pages_of_events_show_every_event_once(api: Api):
         f"event {index}" for index in range(250)
     ]
     assert [event.message for event in events] == messages
-
-
-def test_a_database_of_an_earlier_version_is_read(tmp_path: Path):
-    path = tmp_path / "emulator.db"
-    with closing(Database(path)):
-        pass
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("ALTER TABLE jobs RENAME COLUMN stop_request TO is_stopping")
-        body = '{"metadata": {"name": "n"}}'
-        values = ("i", "n", "0", "job", "Running", "", 1, "", "u", 1, 1, 1, 1, "", 2, body, "{}")
-        connection.execute(f"INSERT INTO jobs VALUES ({', '.join('?' * len(values))})", values)
-        connection.commit()
-
-    with closing(Database(path)) as database:
-        row = database.job("i")
-
-    assert row is not None
-    assert row.stop_request is StopRequest.DELETE

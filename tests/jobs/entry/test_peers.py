@@ -539,35 +539,3 @@ def test_a_silent_worker_of_a_job_that_was_stopped_is_not_waited_for(
     unconfirmed = head.workers.end(143, is_over=False, patience_s=3600.0, silent_limit_s=7.0)
 
     assert [worker.host for worker in unconfirmed] == ["frozen2"]
-
-
-# -- open files ----------------------------------------------------------------------------------
-
-# In a subprocess, as a lowered hard limit cannot be raised.
-LIMIT_SCRIPT = """
-import resource, sys
-from jobentry.control.peers import _allow_open_files
-
-soft, hard, workers = map(int, sys.argv[1:])
-resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-_allow_open_files(workers)
-print(*resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "workers", "expected"),
-    [
-        pytest.param(512, 1024, 1, (512, 1024), id="a small job keeps what it was given"),
-        pytest.param(300, 1024, 100, (456, 1024), id="as many as it needs"),
-        pytest.param(300, 1024, 9999, (1024, 1024), id="no more than it may have"),
-    ],
-)
-def test_the_limit_of_open_files_grows_with_the_workers(
-    soft: int, hard: int, workers: int, expected: tuple[int, int]
-):
-    argv = [sys.executable, "-c", LIMIT_SCRIPT, str(soft), str(hard), str(workers)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(argv, env=env, check=True, capture_output=True, text=True)
-
-    assert tuple(map(int, done.stdout.split())) == expected

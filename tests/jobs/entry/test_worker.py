@@ -21,15 +21,12 @@ import json, sys
 from jobentry.control import handshake
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
-from jobentry.launchers.common import Process
-from jobentry.launchers.plan import LaunchPlan
+from jobentry.launchers.common import Launch, Process
 from jobentry.control.loop import NodeSetup
 from jobentry.control.worker import ControlSocket, Worker
 from jobentry.node.journal import Journal
 folder, processes = sys.argv[1], json.loads(sys.argv[2])
-plan = LaunchPlan(
-    "worker", tuple(Process(name, tuple(argv), {}) for name, argv in processes), 2, True, (), folder
-)
+plan = Launch(tuple(Process(name, tuple(argv), {}) for name, argv in processes), 2, cwd=folder)
 node = NodeEnv(job="j", node=1, hosts=("head", "here"), stall_s=float(sys.argv[3]))
 server = handshake.listen(0, "127.0.0.1")
 paths = NodePaths(folder, folder, folder, folder, folder)

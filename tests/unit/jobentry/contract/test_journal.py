@@ -186,13 +186,3 @@ def test_damaged_waits_and_places_are_no_entry(columns):
     line = '{"at":1.0,"ranks":{"r":"0","c":5,"m":1,"q":1,"s":"S","t":1,"k":0,%s}}' % columns
 
     assert journal.load(line.encode()) is None
-
-
-def test_a_line_of_an_earlier_entry_without_the_limit_of_the_power_is_read():
-    line = json.dumps({"at": 1.0, "devices": [["gpu", 0, 1, 2, 3, 4, 50, 0, 0]]}).encode()
-
-    entry = journal.load(line)
-
-    assert isinstance(entry, journal.Sample)
-    (device,) = entry.devices
-    assert (device.power_w, device.power_limit_w, device.temperature_c) == (4.0, None, 50.0)

@@ -8,9 +8,7 @@ from jobentry.contract import launchers
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import plan
-from jobentry.launchers.common import ArgsError, File
-from jobentry.launchers.mpi import Mpi
-from jobentry.launchers.plan import Tools
+from jobentry.launchers.common import ArgsError, File, Mpi, Site
 
 NODE = NodeEnv(
     job="j", hosts=("a", "b"), slots=2, secret_names=("TOKEN",), open_mpi=OpenMpi(x_args="")
@@ -24,8 +22,8 @@ RANK = ("python3", "/e.pyz", "--rank", "--", "python", "/e.pyz", "--script", "x.
 def make(mpi, script_argv=("x.py",), environment=(), **node):
     """Return the plan of the head."""
     environ = {"PWD": "/code", "MA_X": "a b", "TOKEN": "s", **dict(environment)}
-    tools = Tools(mpi, "python", ("python3", "/e.pyz"))
-    return plan.make(NODE._replace(**node), environ, PATHS, tools, script_argv)
+    here = NODE._replace(**node)
+    return plan.make(Site(here, environ, PATHS, "python", ("python3", "/e.pyz"), mpi), script_argv)
 
 
 def test_mpich_starts_ranks_over_ssh():

@@ -11,8 +11,7 @@ from jobentry.contract.env import MindSpore, NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.control.verdict import LaunchEnd, server_ended
 from jobentry.launchers import mindspore, mpirun
-from jobentry.launchers.common import ArgsError, Process, Site
-from jobentry.launchers.mpi import Mpi
+from jobentry.launchers.common import ArgsError, Mpi, Process, Site
 from jobentry.rank import wrapper
 
 PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
@@ -34,7 +33,7 @@ def make_site(node: int = 0, environment: dict[str, str] | None = None, **values
     """Return the site of a job of two nodes with two ranks each."""
     env = NodeEnv(job="j", node=node, hosts=("a", "b"), slots=2, **values)
     environment = {"PATH": "/bin", "MS_SCHED_PORT": "8118", **(environment or {})}
-    return Site(env, environment, PATHS, "/py/bin/python", ENTRY)
+    return Site(env, environment, PATHS, "/py/bin/python", ENTRY, Mpi("/usr/bin/mpirun", (4, 1)))
 
 
 def test_a_dynamic_cluster_has_one_scheduler_and_numbered_ranks():
@@ -204,7 +203,7 @@ def test_ranks_of_mpirun_form_a_cluster_on_a_cpu():
     """The scheduler runs beside mpirun, which passes its address; wrappers set rank numbers."""
     node = {"open_mpi": OpenMpi(x_args=""), "mindspore": MindSpore(device_target="CPU")}
 
-    launch = mindspore.mpi(make_site(**node), Mpi("/usr/bin/mpirun", (4, 1)), SCRIPT_ARGV)
+    launch = mindspore.mpi(make_site(**node), SCRIPT_ARGV)
 
     scheduler, started = launch.processes
     assert not launch.is_everywhere
@@ -223,9 +222,8 @@ def test_ranks_of_mpirun_form_a_cluster_on_a_cpu():
 @pytest.mark.parametrize("target", ["GPU", "Ascend"])
 def test_on_other_devices_mindspore_uses_open_mpi_itself(target):
     place = make_site(open_mpi=OpenMpi(x_args=""), mindspore=MindSpore(device_target=target))
-    mpi = Mpi("/usr/bin/mpirun", (4, 1))
 
-    assert mindspore.mpi(place, mpi, SCRIPT_ARGV) == mpirun.launch(place, mpi, SCRIPT_ARGV)
+    assert mindspore.mpi(place, SCRIPT_ARGV) == mpirun.launch(place, SCRIPT_ARGV)
 
 
 # -- the wrapper --------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +13,8 @@ from jobentry.contract import names
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import mpirun
-from jobentry.launchers.common import ArgsError, Site
-from jobentry.launchers.mpi import DEFAULT_MCA_ARGS, Mpi, RemoteShell, rank_program, remote_shell
-from jobentry.launchers.mpirun import Command
+from jobentry.launchers.common import ArgsError, Launch, Mpi, Site
+from jobentry.launchers.mpi import DEFAULT_MCA_ARGS, RemoteShell, rank_program, remote_shell
 from jobentry.rank import wrapper
 
 MPI_4 = Mpi("/usr/bin/mpirun", (4, 1))
@@ -23,6 +25,21 @@ FILES = ("/n/hostfile", "/n/tune")
 PROGRAM = ("python3", "train.py", "--lr", "0.1")
 
 
+class Command(NamedTuple):
+    """mpirun, its environment, and the texts of its files."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    host_file: str
+    tune_file: str
+    notes: tuple[str, ...]
+
+
+def as_command(launch: Launch) -> Command:
+    (process,), (host_file, tune_file) = launch.processes, launch.files
+    return Command(process.argv, process.env, host_file.text, tune_file.text, launch.notes)
+
+
 def command(
     open_mpi: OpenMpi = DEFAULTS,
     environ: dict[str, str] | None = None,
@@ -30,7 +47,8 @@ def command(
     node: NodeEnv = NODE,
 ) -> Command:
     """Return the command for the user's options."""
-    return mpirun.command(node._replace(open_mpi=open_mpi), environ or {}, mpi, FILES, PROGRAM)
+    node = node._replace(open_mpi=open_mpi)
+    return as_command(mpirun.command(node, environ or {}, mpi, FILES, PROGRAM))
 
 
 def options(mpirun_command: Command) -> list[str]:
@@ -235,7 +253,7 @@ def test_the_ssh_configuration_is_one_argument(arguments: str, expected: str):
         NODE._replace(open_mpi=open_mpi), {}, MPI_4, FILES, PROGRAM, RemoteShell("/n/ssh-config")
     )
 
-    assert mca(mpirun_command)["plm_rsh_args"] == expected
+    assert mca(as_command(mpirun_command))["plm_rsh_args"] == expected
 
 
 def test_quoted_options_may_contain_spaces():
@@ -604,7 +622,7 @@ def reached(
     environ = {"OPENMPI_MCA_ARGS": open_mpi.mca_args or "", **more}
     paths = NodePaths("/h", "/j", "/m", "/l", folder)
     site = Site(node, environ, paths, "python", ("/e.pyz",))
-    return mca(mpirun.command(node, {}, mpi, FILES, PROGRAM, remote_shell(site)))
+    return mca(as_command(mpirun.command(node, {}, mpi, FILES, PROGRAM, remote_shell(site))))
 
 
 def test_mpirun_starts_its_daemons_over_the_control_connection():

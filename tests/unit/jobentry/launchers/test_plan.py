@@ -12,25 +12,23 @@ from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import common, plan
-from jobentry.launchers.common import ArgsError, File, Process
-from jobentry.launchers.mpi import Mpi
-from jobentry.launchers.plan import LaunchPlan, Tools
+from jobentry.launchers.common import ArgsError, File, Launch, Mpi, Process, Site
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), open_mpi=OpenMpi(x_args=""))
 PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
-TOOLS = Tools(
-    Mpi("/usr/bin/mpirun", (4, 1)), "/usr/bin/python", ("/usr/bin/python3", "-I", "/e.pyz")
-)
+
+
+def site(node: NodeEnv, environment: dict[str, str]) -> Site:
+    """Return a node with its tools."""
+    entry, mpi = ("/usr/bin/python3", "-I", "/e.pyz"), Mpi("/usr/bin/mpirun", (4, 1))
+    return Site(node, environment, PATHS, "/usr/bin/python", entry, mpi)
 
 
 def test_a_worker_of_an_mpirun_job_starts_nothing():
     """Workers serve the head; mpirun's daemon on a worker needs the tune file."""
-    launch_plan = plan.make(
-        NODE._replace(node=1), {"PWD": "/code", "A": "b"}, PATHS, TOOLS, ("x.py",)
-    )
+    launch_plan = plan.make(site(NODE._replace(node=1), {"PWD": "/code", "A": "b"}), ("x.py",))
 
-    assert launch_plan == LaunchPlan(
-        role="worker",
+    assert launch_plan == Launch(
         processes=(),
         ranks=2,
         is_everywhere=False,
@@ -50,7 +48,7 @@ def test_every_node_refuses_the_same_options(launcher: str, invalid_options: dic
     refusals = set()
     for index in range(2):
         with pytest.raises(ArgsError) as caught:
-            plan.make(node._replace(node=index), {"PWD": "/code"}, PATHS, TOOLS, ("x.py",))
+            plan.make(site(node._replace(node=index), {"PWD": "/code"}), ("x.py",))
         refusals.add(str(caught.value))
 
     assert len(refusals) == 1
@@ -59,8 +57,7 @@ def test_every_node_refuses_the_same_options(launcher: str, invalid_options: dic
 def test_the_head_starts_mpirun_with_its_files():
     environment = {"PWD": "/code", "MA_VJ_NAME": "j", "A": "b"}
 
-    assert plan.make(NODE, environment, PATHS, TOOLS, ("x.py", "--lr", "1")) == LaunchPlan(
-        role="head",
+    assert plan.make(site(NODE, environment), ("x.py", "--lr", "1")) == Launch(
         processes=(
             Process(
                 "mpirun",
@@ -90,7 +87,7 @@ def test_the_head_starts_mpirun_with_its_files():
 @pytest.mark.parametrize("launcher", sorted(LAUNCHERS.keys() - {"rank-table"}))
 def test_every_launcher_makes_a_plan(launcher: str):
     node = NODE._replace(launcher=launcher)
-    launch_plan = plan.make(node, {"PWD": "/code"}, PATHS, TOOLS, ("x.py",))
+    launch_plan = plan.make(site(node, {"PWD": "/code"}), ("x.py",))
 
     is_led = LAUNCHERS[launcher].needs_mpi or launcher == "srun"
     assert launch_plan.is_everywhere != is_led
@@ -100,7 +97,7 @@ def test_every_launcher_makes_a_plan(launcher: str):
 def test_options_that_were_left_out_are_noted():
     node = NODE._replace(open_mpi=OpenMpi(x_args="-x NONE"))
 
-    assert plan.make(node, {"PWD": "/"}, PATHS, TOOLS, ("x.py",)).notes == (
+    assert plan.make(site(node, {"PWD": "/"}), ("x.py",)).notes == (
         "-x NONE: left out, as it is not set here",
     )
 
@@ -116,9 +113,7 @@ def test_options_that_were_left_out_are_noted():
     ],
 )
 def test_the_suffix_of_the_script_decides_how_it_is_started(script: str, expected: tuple[str, ...]):
-    site = common.Site(NODE, {}, PATHS, TOOLS.interpreter, TOOLS.entry)
-
-    assert common.program(site, (script, "a:b", ":")) == expected
+    assert common.program(site(NODE, {}), (script, "a:b", ":")) == expected
 
 
 def test_ranks_have_their_nodes_environment():
@@ -173,15 +168,14 @@ def test_the_credentials_of_the_entry_do_not_reach_the_ranks():
 
 def test_secrets_are_masked():
     description = plan.masked(
-        LaunchPlan(
-            role="head",
+        Launch(
             processes=(Process("mpirun", ("mpirun",), {"B": "c", "A": "s"}),),
             ranks=1,
             is_everywhere=False,
             files=(File("/f", 0o600, "t"),),
             cwd="/c",
         ),
-        ("A",),
+        NODE._replace(secret_names=("A",)),
     )
 
     assert description == {
@@ -198,8 +192,8 @@ def test_srun_on_the_head_starts_the_wrappers_of_all_nodes():
     """Variables are passed by name only; per-node variables and secrets are not passed."""
     node = NODE._replace(launcher="srun", slots=2, env_names=("A",), secret_names=("TOKEN",))
     environment = {"PWD": "/code", "A": "b", "TOKEN": "t", "MA_X": "1", "HOME": "/h", "B": "c"}
-    launch_plan = plan.make(node, environment, PATHS, TOOLS, ("x.py", "--lr", "1"))
-    worker = plan.make(node._replace(node=1), environment, PATHS, TOOLS, ("x.py",))
+    launch_plan = plan.make(site(node, environment), ("x.py", "--lr", "1"))
+    worker = plan.make(site(node._replace(node=1), environment), ("x.py",))
 
     (process,) = launch_plan.processes
     assert process.argv == (

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from jobentry.contract.exits import Failure
 from jobentry.contract.paths import NodePaths
+from jobentry.contract.stacks import Frame
 from jobentry.node import crashes
-from jobentry.node.crashes import Call, Crash, Thread
+from jobentry.node.crashes import Crash, Thread
 from jobentry.node.local_ranks import End, LocalRanks
 from jobentry.rank import crash_file
 from jobentry.secrets import masking
@@ -304,12 +305,12 @@ def test_a_report_with_thread_names_and_a_native_stack_is_read():
             Thread(
                 True,
                 (
-                    Call("/usr/lib/python3.14/ctypes/__init__.py", 519, "string_at"),
-                    Call("train.py", 41, "step"),
-                    Call("train.py", 52, "<module>"),
+                    Frame("/usr/lib/python3.14/ctypes/__init__.py", 519, "string_at"),
+                    Frame("train.py", 41, "step"),
+                    Frame("train.py", 52, "<module>"),
                 ),
             ),
-            Thread(False, (Call("data.py", 7, "load"), Call("train.py", 0, "main"))),
+            Thread(False, (Frame("data.py", 7, "load"), Frame("train.py", 0, "main"))),
         ),
     )
 

@@ -14,13 +14,13 @@ from jobentry.node import limits
 
 CHECK = """
 import resource, sys
-sys.path[:0] = sys.argv[4:]
+sys.path[:0] = sys.argv[5:]
 from jobentry.contract.env import NodeEnv
 from jobentry.errors import EntryError
 from jobentry.node import limits
-soft, hard, slots = map(int, sys.argv[1:4])
+soft, hard, nodes, slots = map(int, sys.argv[1:5])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-hosts = ("a", "b")
+hosts = tuple(map(str, range(nodes)))
 node = NodeEnv(job="j", node=0, hosts=hosts, slots=slots)
 try:
     limits.allow_open_files(node, needs_mpi=True)
@@ -31,22 +31,27 @@ except EntryError as error:
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "slots", "expected"),
+    ("soft", "hard", "nodes", "slots", "expected"),
     [
-        (64, 64, 2, "64"),
-        (1024, 4096, 8, "1024"),
-        (64, 4096, 8, "74"),
+        (64, 64, 2, 2, "64"),
+        (1024, 4096, 2, 8, "1024"),
+        (64, 4096, 1, 8, "72"),
+        (300, 1024, 101, 8, "456"),
+        (300, 1024, 400, 1, "1024"),
         (
             64,
             64,
+            2,
             40,
             "preparing this node: 64 open files are allowed, but about 266 are needed for 40 ranks"
             " | raise the limit on open files: `ulimit -n`, or that of the container",
         ),
     ],
 )
-def test_open_files_are_raised_or_refused(soft: int, hard: int, slots: int, expected: str):
-    argv = [sys.executable, "-c", CHECK, str(soft), str(hard), str(slots), *sys.path]
+def test_open_files_are_raised_or_refused(
+    soft: int, hard: int, nodes: int, slots: int, expected: str
+):
+    argv = [sys.executable, "-c", CHECK, str(soft), str(hard), str(nodes), str(slots), *sys.path]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
 
     assert done.stdout.strip() == expected

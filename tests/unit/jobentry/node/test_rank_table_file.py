@@ -10,6 +10,7 @@ from jobentry.contract import devices
 from jobentry.contract.devices import Device, Server
 from jobentry.contract.env import MindSpore, NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.errors import EntryError
 from jobentry.launchers import rank_table
 from jobentry.launchers.common import ArgsError, Site
 from jobentry.node import rank_table_file
@@ -220,7 +221,9 @@ def make_site(node: int = 0, **values) -> Site:
     settings = {"mindspore": MindSpore(devices=LINES), "slots": 2, **values}
     table = settings.pop("rank_table", "")
     env = NodeEnv(job="j", node=node, hosts=("a", "b"), **settings)
-    return Site(env, {"A": "b"}, PATHS, "/py", ("/usr/bin/python3", "-I", "/e.pyz"), table)
+    return Site(
+        env, {"A": "b"}, PATHS, "/py", ("/usr/bin/python3", "-I", "/e.pyz"), rank_table=table
+    )
 
 
 def test_each_device_has_a_rank_with_its_number():
@@ -305,7 +308,7 @@ def test_a_table_that_stays_incomplete_is_reported(tmp_path, text, problem):
     if text is not None:
         path.write_text(text)
 
-    with pytest.raises(rank_table_file.TableError, match=problem) as caught:
+    with pytest.raises(EntryError, match=problem) as caught:
         rank_table_file.read({"RANK_TABLE_FILE": str(tmp_path)}, 0.3)
 
     assert str(tmp_path) in str(caught.value)

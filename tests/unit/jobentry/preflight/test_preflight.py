@@ -33,6 +33,7 @@ from jobentry.contract.preflight import (
     Transfer,
     Weight,
 )
+from jobentry.contract.rank_lists import columns
 from jobentry.control.preflight import rounds
 from jobentry.node.network import Interface, NodeNetwork, Route
 from jobentry.preflight import facts, table
@@ -300,7 +301,7 @@ def test_the_table_marks_the_nodes_of_a_finding():
 
     assert [row[-1] for row in rows] == ["", "ok", "FAULT", "FAULT"]
     assert len({len(row) for row in rows}) == 1
-    assert len({len(line.rstrip()) for line in table.lines(rows)}) >= 1
+    assert len({len(line.rstrip()) for line in columns(rows)}) >= 1
 
 
 def test_the_log_has_a_line_for_each_finding_and_a_limit():

@@ -34,7 +34,7 @@ def at(port: int, address: str = "127.0.0.1", node: int = 1) -> Target:
 
 def outcome(target: Target, limit_s: float = LIMIT_S, addresses: tuple[str, ...] = ()) -> Reach:
     (result,) = reach([target], KEY, 0, addresses, limit_s)
-    assert result.target == target
+    assert (result.to, result.endpoint) == (target.node, target.number)
     return result.reach
 
 

@@ -10,20 +10,18 @@ import pytest
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.contract.paths import NodePaths
 from jobentry.launchers import plan
-from jobentry.launchers.common import ArgsError
-from jobentry.launchers.mpi import Mpi
-from jobentry.launchers.plan import Tools
+from jobentry.launchers.common import ArgsError, Mpi, Site
 from jobentry.rank import horovod_store
 
 NODE = NodeEnv(job="j", hosts=("a", "b"), slots=2, start_timeout_s=90, open_mpi=OpenMpi(x_args=""))
 PATHS = NodePaths("/h", "/j", "/m", "/l", "/n")
-TOOLS = Tools(Mpi("/usr/bin/mpirun", (4, 1)), "python", ("python3", "/e.pyz"))
+TOOLS = ("python", ("python3", "/e.pyz"), Mpi("/usr/bin/mpirun", (4, 1)))
 
 
 def make(launcher, node=0, outputs=(), **environment):
     """Return the plan of a node."""
     here = NODE._replace(launcher=launcher, node=node, outputs=outputs)
-    return plan.make(here, {"PWD": "/code", **environment}, PATHS, TOOLS, ("x.py",))
+    return plan.make(Site(here, {"PWD": "/code", **environment}, PATHS, *TOOLS), ("x.py",))
 
 
 def test_with_gloo_each_node_starts_ranks_and_the_head_the_store():
@@ -149,7 +147,7 @@ def test_an_invalid_request_is_refused(ask, length):
 def test_a_port_in_use_is_reported(ask, capsys):
     server = horovod_store.Server(("", 0), 1, 1)
 
-    code = horovod_store.main([str(server.server_port), "1", "1"])
+    code = horovod_store.main(str(server.server_port), "1", "1")
 
     server.server_close()
     assert code == 125

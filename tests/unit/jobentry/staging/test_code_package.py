@@ -27,8 +27,8 @@ from cloudjob.store.directory import DirectoryStore
 from jobentry.contract import packages
 from jobentry.contract.packages import Descriptor, Entry, Layer, Manifest
 from jobentry.contract.zip_layer import open_layer
+from jobentry.errors import EntryError
 from jobentry.staging import code_package
-from jobentry.staging.code_package import UnpackError
 
 
 def listed(folder: Path) -> list[str]:
@@ -246,7 +246,7 @@ def test_names_keep_their_bytes_in_any_locale(tmp_path: Path):
 
 
 def test_missing_code_is_reported(tmp_path: Path):
-    with pytest.raises(UnpackError, match=r"fetching the code: reading file:///.*: no such file"):
+    with pytest.raises(EntryError, match=r"fetching the code: reading file:///.*: no such file"):
         code_package.fetch_code(f"file://{tmp_path}/missing", "sha256:0", str(tmp_path / "code"))
 
     assert listed(tmp_path) == []
@@ -257,7 +257,7 @@ def test_a_missing_layer_is_reported(tmp_path: Path):
     uri = package.uri()
     (package.store / package.layers[0].key).unlink()
 
-    with pytest.raises(UnpackError, match="no such file or directory"):
+    with pytest.raises(EntryError, match="no such file or directory"):
         package.unpack()
     assert uri.startswith("file://")
     assert listed(tmp_path / "node") == []
@@ -271,9 +271,9 @@ def test_a_package_with_another_digest_is_not_unpacked(tmp_path: Path):
     other = "sha256:" + "0" * 64
     target = str(tmp_path / "node" / "code")
 
-    with pytest.raises(UnpackError, match=f"verify code: .*digest is {package.digest}, not"):
+    with pytest.raises(EntryError, match=f"verify code: .*digest is {package.digest}, not"):
         code_package.fetch_code(package.uri(), other, target)
-    with pytest.raises(UnpackError, match=r"digest of the tree is .*, not sha256:0000"):
+    with pytest.raises(EntryError, match=r"digest of the tree is .*, not sha256:0000"):
         code_package.fetch_code(package.uri(other), other, target)
 
     assert listed(tmp_path / "node") == []
@@ -287,7 +287,7 @@ def test_one_wrong_bit_in_a_content_is_detected(tmp_path: Path, position: int):
     data[data.index(b"hello") + position] ^= 1
     path.write_bytes(data)
 
-    with pytest.raises(UnpackError, match=r"layers/\w{12} is damaged: ") as caught:
+    with pytest.raises(EntryError, match=r"layers/\w{12} is damaged: ") as caught:
         package.unpack()
     assert caught.value.damaged_layers == (package.layers[0].key,)
     assert listed(tmp_path / "node") == []
@@ -330,7 +330,7 @@ def test_an_entry_that_is_never_packed_is_refused(tmp_path: Path, entries: Any, 
     if problem.endswith("twice"):
         package.manifests = [Manifest([], {})]
 
-    with pytest.raises(UnpackError, match=f"unpacking the code: file://.*: .*{problem}"):
+    with pytest.raises(EntryError, match=f"unpacking the code: file://.*: .*{problem}"):
         package.unpack()
 
     assert listed(tmp_path) == ["node", "store"]
@@ -342,7 +342,7 @@ def test_more_bytes_than_the_limit_are_refused(tmp_path: Path):
     data = b"x" * 600
     package = one_layer_package(tmp_path, file("a", data), file("b", data), body=data)
 
-    with pytest.raises(UnpackError, match="more than 1000 bytes of files"):
+    with pytest.raises(EntryError, match="more than 1000 bytes of files"):
         package.unpack(limit_bytes=1000)
     assert listed(tmp_path / "node") == []
 
@@ -380,7 +380,7 @@ def test_a_zip_bomb_is_not_inflated(tmp_path: Path, announced_bytes: int, in_zip
     package.manifests.append(manifest)
     tracemalloc.start()
     try:
-        with pytest.raises(UnpackError, match="is damaged"):
+        with pytest.raises(EntryError, match="is damaged"):
             package.unpack(limit_bytes=1 << 40)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -481,7 +481,7 @@ def test_a_zip_file_that_cloudjob_does_not_write_is_refused(tmp_path: Path, name
     package = HandmadePackage(tmp_path).raw_layer(data, [("files/a", b"hello")], ODD_ZIPS[name])
     package.manifests.append(manifest)
 
-    with pytest.raises(UnpackError, match=r"layers/\w{12} is damaged: "):
+    with pytest.raises(EntryError, match=r"layers/\w{12} is damaged: "):
         package.unpack()
     assert listed(tmp_path / "node") == []
 
@@ -503,7 +503,7 @@ def test_a_layer_whose_entries_differ_from_its_manifest_is_refused(
     package = HandmadePackage(tmp_path).raw_layer(packages.dump_manifest(manifest), files)
     package.manifests.append(manifest)
 
-    with pytest.raises(UnpackError, match=problem):
+    with pytest.raises(EntryError, match=problem):
         package.unpack()
 
 
@@ -573,7 +573,7 @@ def row(**changes: Any) -> bytes:
 def test_an_invalid_manifest_is_refused(tmp_path: Path, data: bytes):
     package = HandmadePackage(tmp_path).raw_layer(data)
 
-    with pytest.raises(UnpackError, match="unpacking the code: file://"):
+    with pytest.raises(EntryError, match="unpacking the code: file://"):
         package.unpack()
     assert listed(tmp_path / "node") == []
 
@@ -592,7 +592,7 @@ def test_a_truncated_layer_is_refused(tmp_path: Path, cut_bytes: int):
 
     for part in (whole[:cut_bytes], whole[-cut_bytes:] if cut_bytes else b"", whole + b"x"):
         path.write_bytes(part)
-        with pytest.raises(UnpackError, match="unpacking the code: file://"):
+        with pytest.raises(EntryError, match="unpacking the code: file://"):
             package.unpack()
 
     assert listed(tmp_path / "node") == []
@@ -601,7 +601,7 @@ def test_a_truncated_layer_is_refused(tmp_path: Path, cut_bytes: int):
 def test_a_content_that_no_layer_holds_is_refused(tmp_path: Path):
     package = HandmadePackage(tmp_path).layer([file("a")], bodies=[])
 
-    with pytest.raises(UnpackError, match="is in no layer"):
+    with pytest.raises(EntryError, match="is in no layer"):
         package.unpack()
 
 
@@ -650,7 +650,7 @@ def test_thousands_of_hostile_packages_do_no_harm(tmp_path: Path, count: int):
             path.write_bytes(data)
         try:
             package.unpack()
-        except (UnpackError, packages.FormatError):
+        except (EntryError, packages.FormatError):
             assert listed(tmp_path / "node") == []
         else:
             unpacked += 1
@@ -691,7 +691,7 @@ def test_an_existing_folder_survives_a_failure(tmp_path: Path):
     (code / "old").touch()
     package = one_layer_package(tmp_path, file("a"), file("../b"))
 
-    with pytest.raises(UnpackError):
+    with pytest.raises(EntryError):
         package.unpack()
 
     assert listed(code) == ["old"]
@@ -701,7 +701,7 @@ def test_an_existing_folder_survives_a_failure(tmp_path: Path):
 def test_an_unwritable_folder_is_reported(tmp_path: Path):
     package = one_layer_package(tmp_path, file("a"))
 
-    with pytest.raises(UnpackError, match=r"unpacking the code: .* to /dev/null/code: "):
+    with pytest.raises(EntryError, match=r"unpacking the code: .* to /dev/null/code: "):
         code_package.fetch_code(package.uri(), package.digest, "/dev/null/code")
 
 

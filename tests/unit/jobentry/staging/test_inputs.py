@@ -17,8 +17,8 @@ from jobentry import objects
 from jobentry.contract import env
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
+from jobentry.errors import EntryError
 from jobentry.staging import cache, inputs
-from jobentry.staging.inputs import InputError
 
 
 def fetch_input(folder: Path, uri: str, cache_folder: Path | None = None, **facts: Any) -> Path:
@@ -100,7 +100,7 @@ def test_an_empty_folder_is_an_empty_folder(tmp_path: Path):
 
 
 def test_a_missing_input_is_reported(tmp_path: Path):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(EntryError) as caught:
         fetch_input(tmp_path / "node", f"file://{tmp_path}/none")
 
     assert str(caught.value) == (
@@ -118,7 +118,7 @@ def test_a_failed_input_leaves_nothing(tmp_path: Path, data: Path, monkeypatch: 
         fetch(uri, path, **more)
 
     monkeypatch.setattr(objects, "fetch", break_off)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(EntryError) as caught:
         fetch_input(tmp_path / "node", data.as_uri())
 
     assert caught.value.hint == "try again"
@@ -149,7 +149,7 @@ def test_a_failed_input_waits_for_running_transfers(
             coming.remove(uri)
 
     monkeypatch.setattr(objects, "fetch", break_off)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(EntryError) as caught:
         fetch_input(tmp_path / "node", data.as_uri())
 
     assert caught.value.hint == "try again"
@@ -174,7 +174,7 @@ def test_a_key_that_would_leave_the_folder_is_refused(
     entry = objects.Entry(name, "s3://bucket/x", 1)
     monkeypatch.setattr(objects, "list", lambda prefix: iter([entry]))
 
-    with pytest.raises(InputError, match="cannot be the name of a file"):
+    with pytest.raises(EntryError, match="cannot be the name of a file"):
         fetch_input(tmp_path / "node", "s3://bucket/x/")
 
     assert not (tmp_path / "node" / "mount" / "a").exists()
@@ -197,7 +197,7 @@ def test_a_folder_with_only_unfinished_writes_is_a_missing_input(
     entry = objects.Entry(".cloudjob-tmp-0", "s3://bucket/x/.cloudjob-tmp-0", 1)
     monkeypatch.setattr(objects, "list", lambda prefix: iter([entry]))
 
-    with pytest.raises(InputError, match="there are none"):
+    with pytest.raises(EntryError, match="there are none"):
         fetch_input(tmp_path / "node", "s3://bucket/x/")
 
 

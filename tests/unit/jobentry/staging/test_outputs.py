@@ -23,9 +23,10 @@ from jobentry.contract import env, manifest
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.manifest import Manifest, StoredFile
 from jobentry.contract.paths import NodePaths
+from jobentry.errors import EntryError
 from jobentry.node.local_ranks import RankFailure
 from jobentry.staging import output_folder, output_store, outputs
-from jobentry.staging.outputs import OutputError, Outputs
+from jobentry.staging.outputs import Outputs
 
 Files = "dict[str, bytes]"
 
@@ -269,7 +270,7 @@ def test_an_unusable_output_is_reported_before_the_start(tmp_path: Path):
         "gs://bucket/x": "there is no store for gs://",
     }
     for uri, text in uris.items():
-        with pytest.raises(OutputError, match="preparing the output OUT: ") as caught:
+        with pytest.raises(EntryError, match="preparing the output OUT: ") as caught:
             Node(tmp_path, uri=uri).prepare()
         assert text in str(caught.value)
 
@@ -356,7 +357,7 @@ def test_outputs_need_a_thread_before_the_ranks_start(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
-    with pytest.raises(OutputError, match="thread that stores outputs: can't start new thread"):
+    with pytest.raises(EntryError, match="thread that stores outputs: can't start new thread"):
         node.outputs.start()
 
 
@@ -829,7 +830,7 @@ def test_damaged_outputs_are_not_restored(tmp_path: Path):
     node.finish()
     (node.store / "model").write_bytes(b"evil")
 
-    with pytest.raises(OutputError, match=r"its digest is .*, not "):
+    with pytest.raises(EntryError, match=r"its digest is .*, not "):
         Node(tmp_path, restore_outputs=env.RESTORE_OWN).prepare()
 
 
