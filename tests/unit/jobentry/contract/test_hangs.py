@@ -37,7 +37,7 @@ HANGS = st.builds(
 )  # fmt: skip
 STANDING = st.builds(
     Standing, WHOLE, WHOLE, st.sampled_from(Activity), st.sampled_from(Wait), TEXT, FRAMES, TEXT,
-    SECONDS, SECONDS, WHOLE, SECONDS, SECONDS, st.none() | st.booleans(),
+    SECONDS, SECONDS, WHOLE, SECONDS, SECONDS, SECONDS, st.none() | st.booleans(),
     st.sampled_from(Progress), TEXT,
     st.lists(st.builds(Late, WHOLE, st.lists(TEXT, max_size=3).map(tuple)), max_size=3).map(tuple),
 )  # fmt: skip
