@@ -199,7 +199,7 @@ class StandingRanks:
         self._processes = RankProcesses(ranks, paths)
         self._states: dict[int, _Rank] = {}
         self._longest_s: dict[object, float] = {}
-        self._looked_at = (time.monotonic(), time.time())
+        self._looked_at_s = time.monotonic()
         self._cost_s = 0.0
         self._native = NativeStacks()
         self._once_s = 0.0
@@ -213,7 +213,7 @@ class StandingRanks:
     def pause_s(self) -> float:
         """How long to wait before the next look."""
         period_s = _PERIOD_S
-        now_s = self._looked_at[0]
+        now_s = self._looked_at_s
         if any(now_s - each.since_s >= self._scaled(_NAMED_S) for each in self._readable()):
             period_s = _OLD_PERIOD_S
         return max(_LEAST_PERIOD_S, self._scaled(period_s), self._cost_s / _CPU_SHARE)
@@ -223,7 +223,7 @@ class StandingRanks:
         begun_s = time.thread_time()
         self._once_s = 0.0
         now_s = time.monotonic()
-        self._restart_after_suspension(now_s)
+        self._leave_out_suspension(now_s)
         states = {rank: state for rank, state in self._ranks.states().items() if not state.end}
         for rank in [rank for rank in self._states if rank not in states]:
             self._states.pop(rank).forget()
@@ -233,7 +233,7 @@ class StandingRanks:
         self._report(now_s)
         self._share(now_s)
         # A look may take seconds on a busy machine; that is no suspension.
-        self._looked_at = (time.monotonic(), time.time())
+        self._looked_at_s = time.monotonic()
         cost_s = time.thread_time() - begun_s - self._once_s
         # A single expensive look, which gives calls their names, hardly changes the interval.
         self._cost_s = 0.9 * self._cost_s + 0.1 * cost_s
@@ -262,14 +262,16 @@ class StandingRanks:
     def _readable(self) -> list[_Rank]:
         return [each for each in self._states.values() if each.target is not None]
 
-    def _restart_after_suspension(self, now_s: float) -> None:
-        """Restart all counts if this process, or the whole machine, did not run for a while."""
-        wall_s = time.time()
-        late_s = now_s - self._looked_at[0] - self.pause_s
-        jumped_s = wall_s - self._looked_at[1] - (now_s - self._looked_at[0])
-        if late_s > max(self._scaled(_LATE_S), _LEAST_LATE_S) or jumped_s > _LATE_S:
+    def _leave_out_suspension(self, now_s: float) -> None:
+        """Count no time in which this process did not run: its ranks may not have run either.
+
+        A rank that stands still goes on to do so: without a report of it, a hang would seem over.
+        """
+        late_s = now_s - self._looked_at_s - self.pause_s
+        if late_s > max(self._scaled(_LATE_S), _LEAST_LATE_S):
             for each in self._states.values():
-                each.restart(now_s)
+                each.since_s += late_s
+                each.usage = deque(usage._replace(at_s=usage.at_s + late_s) for usage in each.usage)
 
     # -- the calls --------------------------------------------------------------------------------
 
