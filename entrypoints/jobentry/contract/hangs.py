@@ -310,9 +310,10 @@ def details(hang: Hang) -> list[str]:
     if not hang.culprits:
         return [f"{_who(each)}: {_located_and_does(each)}" for each in _shown(others)]
     waiting = [each for each in others if each.activity is Activity.WAITING]
-    count = sum(len(each.ranks) for each in waiting)
-    wait = "waits" if count == 1 else "wait"
-    return [f"{_who(each)} {wait} for that {_located(each)}" for each in _shown(waiting)]
+    return [
+        f"{_who(each)} {'waits' if len(each.ranks) == 1 else 'wait'} for that {_located(each)}"
+        for each in _shown(waiting)
+    ]
 
 
 def span(seconds: float) -> str:

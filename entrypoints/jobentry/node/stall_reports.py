@@ -22,23 +22,22 @@ _RANK = re.compile(rb"^(\d{1,9})!?: \[(.*)\]", re.MULTILINE)
 
 
 class StallReports:
-    """The reports in the log of a rank since it came to its place: what is older may be over."""
+    """The reports in the log of a rank since it came to its place: what is older may be over.
 
-    def __init__(self, log: str) -> None:
+    Args:
+        thread: The rank's main thread; only one in Horovod is believed.
+    """
+
+    def __init__(self, log: str, thread: ThreadStack) -> None:
         self._log = log
+        self._is_believed = any(_LIBRARY.search(frame.file) for frame in thread.frames)
         self._start = self._end = self._read = _size_of(log)
         self._late: tuple[Late, ...] = ()
         self._seen_s = 0.0
 
-    def late(self, thread: ThreadStack, now_s: float) -> tuple[tuple[Late, ...], float]:
-        """Return what the last report says about all ranks, and how many seconds ago it did.
-
-        Args:
-            thread: The rank's main thread; only one in Horovod is believed.
-        """
-        if not any(_LIBRARY.search(frame.file) for frame in thread.frames):
-            return (), 0.0
-        if _size_of(self._log) != self._read:
+    def late(self, now_s: float) -> tuple[tuple[Late, ...], float]:
+        """Return what the last report says about all ranks, and how many seconds ago it did."""
+        if self._is_believed and _size_of(self._log) != self._read:
             with contextlib.suppress(OSError), open(self._log, "rb") as file:
                 self._read_on(file, now_s)
         return self._late, now_s - self._seen_s if self._late else 0.0

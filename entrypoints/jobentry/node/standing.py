@@ -405,7 +405,7 @@ class StandingRanks:
             return
         if not thread.frames or cause_of(thread).wait in _UNCLEAR:
             thread = thread._replace(native=self._native_calls(thread.thread))
-        rank.stack, rank.stalls = thread, StallReports(self._paths.rank_log(number))
+        rank.stack, rank.stalls = thread, StallReports(self._paths.rank_log(number), thread)
         rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
         if cause_of(thread).wait is Wait.DATA:
             rank.loader = self._loader_of(thread.thread)
@@ -500,7 +500,7 @@ class StandingRanks:
         state, waits_in = state_of(process, process)
         thread = rank.stack._replace(state=state, waits_in=waits_in)
         cause = cause_of(thread)
-        late, late_s = rank.stalls.late(thread, now_s)
+        late, late_s = rank.stalls.late(now_s)
         return Standing(
             number,
             self._node,

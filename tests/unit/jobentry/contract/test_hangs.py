@@ -127,9 +127,9 @@ WAIT = ["ranks 0-1,3 wait for that in allreduce at train.py:41"]
         (Rule.NOTHING_MOVES, (IDLE._replace(place=Frame("", 0, "")),), 1,
          "rank 2 on node 1 is stuck in C code after its script (reading from a pipe), for 2 min",
          []),
-        (Rule.ONE_IDLE, (IDLE._replace(place=Frame("job.py", 9, "<module>")), BARRIER), 1,
+        (Rule.ONE_IDLE, (IDLE._replace(place=Frame("job.py", 9, "<module>")), BARRIER, REDUCE), 1,
          "rank 2 on node 1 is stuck at job.py:9 (reading from a pipe), for 2 min",
-         ["rank 2 on node 1 waits for that in barrier at train.py:44"]),
+         ["rank 2 on node 1 waits for that in barrier at train.py:44", *WAIT]),
     ],
 )  # fmt: skip
 def test_a_hang_in_words(

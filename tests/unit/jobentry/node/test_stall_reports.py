@@ -43,27 +43,26 @@ def test_names_of_tensors_may_have_brackets():
 
 def test_only_what_a_rank_in_horovod_has_printed_since_it_waits_is_believed(tmp_path: Path):
     log = tmp_path / "rank-0.log"
-    inside, outside = waits("/lib/horovod/torch/mpi_ops.py"), waits("train.py")
-    reports = StallReports(str(log))
-    assert reports.late(inside, 10.0) == ((), 0.0)
+    threads = waits("/lib/horovod/torch/mpi_ops.py"), waits("train.py")
+    inside, outside = (StallReports(str(log), thread) for thread in threads)
+    assert inside.late(10.0) == ((), 0.0)
 
     log.write_text(REPORT)
 
-    late, age_s = reports.late(inside, 20.0)
+    late, age_s = inside.late(20.0)
     assert (len(late), age_s) == (2, 0.0)
-    assert reports.late(outside, 20.0) == ((), 0.0)
-    assert StallReports(str(log)).late(inside, 20.0) == ((), 0.0)
+    assert outside.late(20.0) == ((), 0.0)
+    assert StallReports(str(log), threads[0]).late(20.0) == ((), 0.0)
 
 
 def test_a_report_is_as_old_as_its_last_line_whatever_else_is_printed(tmp_path: Path):
     log = tmp_path / "rank-0.log"
-    inside = waits("/lib/horovod/torch/mpi_ops.py")
-    reports = StallReports(str(log))
+    reports = StallReports(str(log), waits("/lib/horovod/torch/mpi_ops.py"))
     log.write_text(REPORT)
-    late, _ = reports.late(inside, 20.0)
+    late, _ = reports.late(20.0)
 
     log.write_text(REPORT + "step 3\n")
-    assert reports.late(inside, 50.0) == (late, 30.0)
+    assert reports.late(50.0) == (late, 30.0)
 
     log.write_text(REPORT + "step 3\n" + REPORT)
-    assert reports.late(inside, 80.0) == (late, 0.0)
+    assert reports.late(80.0) == (late, 0.0)
