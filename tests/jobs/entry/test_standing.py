@@ -178,7 +178,7 @@ def test_a_rank_whose_thread_downloads_is_busy(node: Node):
     with stream, concurrent.futures.ThreadPoolExecutor() as pool:
         ended = threading.Event()
         pool.submit(
-            lambda: [stream.sendall(bytes(5000)) for _ in iter(lambda: ended.wait(0.02), True)]
+            lambda: [stream.sendall(bytes(50_000)) for _ in iter(lambda: ended.wait(0.02), True)]
         )
         try:
             standing = node.await_all(0)[0]
