@@ -37,9 +37,9 @@ def submit(cloud, controller):
     # For MPI, PATH has the Open MPI that Horovod is built for; for Gloo, it has no Open MPI.
     path = SYSTEM_PATH if controller == "mpi" else str(cloud.folder)
 
-    def run(*arguments: str):
+    def run(*arguments: str, more: str = ""):
         python = os.environ["CLOUDJOB_TEST_HOROVOD"]
-        cloud.write("job.yaml", f"process: {{python: {python}}}\n")
+        cloud.write("job.yaml", f"process: {{python: {python}}}\n{more}\n")
         chosen = ("-e", "HOROVOD_CONTROLLER=gloo") if controller == "gloo" else ()
         head = ("--config", "job.yaml", *SIZE, *chosen)
         return cloud.submit(*head, *arguments, limit_s=LIMIT_S, env={"PATH": path})
@@ -127,3 +127,23 @@ def test_a_port_in_use_ends_the_job_at_once(cloud, submit):
 
     assert done.code == 125, done
     assert b"listening on port %d: Address already in use" % port in done.err, done
+
+
+@pytest.mark.parametrize("controller", ["mpi"], indirect=True)
+def test_ranks_that_wait_for_different_tensors_are_a_deadlock(cloud, submit):
+    """Horovod says which ranks miss which tensor; all of them are in its ``synchronize``."""
+    cloud.write(
+        "job.py",
+        PRELUDE
+        + """
+if rank != 2: hvd.allreduce(torch.ones(1), name="loss")
+hvd.allreduce(torch.ones(1), name="accuracy")
+""",
+    )
+    hang = "hang: {scale: 0.02, action: stop, after_min: 0.02}"
+
+    done = submit("-e", "HOROVOD_STALL_CHECK_TIME_SECONDS=2", "job.py", more=hang)
+
+    status = cloud.status(done.job)
+    assert (done.code, status["hang"]["rule"]) == (124, "deadlock"), done
+    assert "rank 2 on node 1 in synchronize at job.py:7" in status["hang"]["message"], status

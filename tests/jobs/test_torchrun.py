@@ -186,3 +186,40 @@ def test_the_example_trains_the_same_model_on_all_ranks(cloud, launcher, ranks):
     assert len(losses) == 3, done
     assert b"identical on all %d ranks" % (2 * ranks) in done.out, done
     assert cloud.cli("outputs", done.job).out == b"model/digits.pt\n"
+
+
+def test_a_rank_whose_data_loader_hangs_is_named_with_the_line_of_the_loader(cloud, poll):
+    """The real loader, whose process opens a pipe that nobody writes to."""
+    cloud.write(
+        "train.py",
+        PRELUDE
+        + """
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 100
+    def __getitem__(self, n):
+        if rank == 2 and n == 5:
+            os.mkfifo(f"{results}/pipe")
+            return len(open(f"{results}/pipe").read())
+        return n
+for batch in torch.utils.data.DataLoader(Data(), num_workers=1):
+    dist.all_reduce(batch)
+""",
+    )
+    python = os.environ["CLOUDJOB_TEST_TORCH"]
+    cloud.write("job.yaml", f"process: {{python: {python}}}\nhang: {{scale: 0.05}}\n")
+    job = cloud.detach("--config", "job.yaml", *SIZE, "train.py")
+
+    def report():
+        # On a busy machine, a slow start is reported, too.
+        hang = cloud.status(job)["hang"]
+        return hang if hang and hang["rule"] == "one-idle" else None
+
+    hang = poll(report, "the report of a hang")
+    cloud.cli("cancel", "--now", job)
+
+    assert hang["ranks"] == [2]
+    assert re.search(
+        r"is stuck at train\.py:14 \(waiting for data of its loader; its process \d+ is in "
+        r"__getitem__\(\) at train\.py:12, opening a pipe",
+        hang["message"],
+    ), hang

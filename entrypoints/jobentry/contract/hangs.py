@@ -85,6 +85,7 @@ class Standing(NamedTuple):
         cpu_percent: What it and its processes use, in percent of one CPU.
         moved_bytes_s: Bytes that they read and write in a second.
         quiet_s: How long it has printed nothing.
+        late_s: How long ago its library said what is in ``late``.
         computes: Whether a device of its node computes; None if that is not known.
         missing: The collective that others have launched and it has not; empty if none is known.
         late: What its library says about other ranks.
@@ -102,6 +103,7 @@ class Standing(NamedTuple):
     cpu_percent: int = 0
     moved_bytes_s: float = 0.0
     quiet_s: float = 0.0
+    late_s: float = 0.0
     computes: bool | None = None
     progress: Progress = Progress.UNKNOWN
     missing: str = ""
@@ -217,7 +219,7 @@ def from_row(row: Any) -> Standing:
     """
     rank, node, activity, wait, does, place, operation, *others = row
     *numbers_of, computes, progress, missing, late = others
-    still_s, longest_s, cpu_percent, moved_bytes_s, quiet_s = map(finite, numbers_of)
+    still_s, longest_s, cpu_percent, moved_bytes_s, quiet_s, late_s = map(finite, numbers_of)
     file, line, function, source = place
     return Standing(
         whole(rank),
@@ -232,6 +234,7 @@ def from_row(row: Any) -> Standing:
         whole(cpu_percent),
         moved_bytes_s,
         quiet_s,
+        late_s,
         None if computes is None else bool(computes),
         Progress(progress),
         shortened(missing),
@@ -307,9 +310,10 @@ def details(hang: Hang) -> list[str]:
     if not hang.culprits:
         return [f"{_who(each)}: {_located_and_does(each)}" for each in _shown(others)]
     waiting = [each for each in others if each.activity is Activity.WAITING]
-    count = sum(len(each.ranks) for each in waiting)
-    wait = "waits" if count == 1 else "wait"
-    return [f"{_who(each)} {wait} for that {_located(each)}" for each in _shown(waiting)]
+    return [
+        f"{_who(each)} {'waits' if len(each.ranks) == 1 else 'wait'} for that {_located(each)}"
+        for each in _shown(waiting)
+    ]
 
 
 def span(seconds: float) -> str:

@@ -120,9 +120,8 @@ _NATIVE_CALLS = (
 )  # fmt: skip
 _NATIVE_WAITS = tuple((re.compile(pattern), wait) for pattern, wait in _NATIVE_CALLS)
 # Native functions that tell in which operation a rank waits, where no line of Python does.
+_MPI_OPERATION = re.compile(r"P?MPI_(Finalize|Comm_(?:dup|split|create)\w*|Win_fence)")
 _NATIVE_OPERATIONS = {
-    "MPI_Finalize": "finalize",
-    "PMPI_Finalize": "finalize",
     "ompi_mpi_finalize": "finalize",  # what Open MPI goes on to
     "c10d::Reducer::finalize_backward": "backward",
 }
@@ -178,11 +177,20 @@ def _polling_cause(thread: ThreadStack) -> Cause | None:
 
 def _native_cause(thread: ThreadStack) -> Cause | None:
     """Return what the innermost native call that is known to wait waits for."""
+    name, wait = _native_wait(thread)
+    return Cause(wait, f"{_WORDS[wait]} ({name})") if name else None
+
+
+def _native_wait(thread: ThreadStack) -> tuple[str, Wait]:
+    """Return the innermost native call that is known to wait; its name is empty if there is none.
+
+    Those below it may have returned.
+    """
     for call in thread.native:
         for pattern, wait in _NATIVE_WAITS:
             if pattern.fullmatch(call.function):
-                return Cause(wait, f"{_WORDS[wait]} ({call.function})")
-    return None
+                return call.function, wait
+    return "", Wait.NOTHING
 
 
 def _blocked_cause(thread: ThreadStack, library: Cause | None) -> Cause:
@@ -216,8 +224,10 @@ def operation(frames: Sequence[Frame]) -> str:
 
 def operation_of(thread: ThreadStack) -> str:
     """Return the call in which a rank waits for others, also if only its native calls tell."""
-    names = (_NATIVE_OPERATIONS.get(call.function, "") for call in thread.native)
-    return operation(thread.frames) or next(filter(None, names), "")
+    name, _ = _native_wait(thread)
+    match = _MPI_OPERATION.fullmatch(name)
+    of_native = _plain(match[1]) if match else _NATIVE_OPERATIONS.get(name, "")
+    return operation(thread.frames) or of_native
 
 
 def wait_in_libraries(frames: Sequence[Frame]) -> Wait | None:

@@ -25,6 +25,8 @@ from jobentry.contract.waits import Wait
 _LEARNED = 5.0
 # After a job has moved again, the next report needs a stay of so many times the last one.
 _AGAIN = 2.0
+# What a library says about another rank may be noticed so much later than that rank's next step.
+_NOTICED_S = 5.0
 # A collective that moves more bytes a second in a rank than this is slow, not hung.
 _MOVED_BYTES_S = 10_000.0
 # What programs do for long without being hung: they sleep between polls, or wait for a program that
@@ -109,7 +111,13 @@ def judge(running: frozenset[int], standing: Sequence[Standing], limits: Limits)
 
 def _informed(standing: Sequence[Standing]) -> Sequence[Standing]:
     """Add to each rank what the libraries of others say that it has not launched."""
-    late = {each.rank: each.names for informant in standing for each in informant.late}
+    still_s = {each.rank: each.still_s for each in standing}
+    late: dict[int, tuple[str, ...]] = {}
+    for informant in standing:
+        since_s = min((still_s.get(each.rank, 0.0) for each in informant.late), default=0.0)
+        # A rank that has moved since may have launched what it had not.
+        if informant.late_s + _NOTICED_S < since_s:
+            late.update(informant.late)
     stalled = {name for names in late.values() for name in names}
 
     def informed(each: Standing) -> Standing:

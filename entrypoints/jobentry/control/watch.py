@@ -104,8 +104,9 @@ class HangWatch:
             return
         reports = [report for report in self._reports.values() if report.standing]
         standing = [
-            each._replace(still_s=each.still_s + now_s - report.at_s)
+            each._replace(still_s=each.still_s + age_s, late_s=each.late_s + age_s)
             for report in reports
+            for age_s in (now_s - report.at_s,)
             for each in report.standing
         ]
         is_moving = bool(running - {each.rank for each in standing})

@@ -32,12 +32,13 @@ from jobentry.contract.waits import (
     place_in_child,
     place_of,
 )
-from jobentry.node import collectives, connections, stall_reports
+from jobentry.node import collectives, connections
 from jobentry.node.collectives import Launched
 from jobentry.node.rank_stacks import stacks_of, state_of
 from jobentry.node.rank_usage import TICK_S, RankProcesses
 from jobentry.node.resources import find_group
 from jobentry.node.shares import RankShares, Sources
+from jobentry.node.stall_reports import StallReports
 from jobentry.stacks.memory import UnreadableError
 from jobentry.stacks.native_calls import NativeStacks
 from jobentry.stacks.python_stacks import Look, MainThread
@@ -109,7 +110,7 @@ class _Rank:
         failures: How often in a row that could not be read.
         since_s: Since when it is at this place, on the monotonic clock.
         stack: Its calls with names, once it has been there for long.
-        log_bytes: The size of its log then.
+        stalls: What its log says about a stall since then.
         child: The process that counts because the program waits for it, in words; else empty.
         carried: The bytes that its connections have carried while they were measured.
         loader: What a process does that loads its data, in words; empty if none is known.
@@ -120,7 +121,7 @@ class _Rank:
         self.shares = RankShares(sources)
         self.target: MainThread | None = None
         self.child = ""
-        self.program = self.failures = self.carried = self.log_bytes = 0
+        self.program = self.failures = self.carried = 0
         self.last = _NOTHING
         self.retry_at_s = 0.0
         self.retry_s = 0.0
@@ -129,6 +130,7 @@ class _Rank:
     def restart(self, now_s: float) -> None:
         self.since_s = now_s
         self.stack: ThreadStack | None = None
+        self.stalls: StallReports | None = None
         self.loader = ""
         self.is_launcher = False
         self.usage: deque[_Usage] = deque()
@@ -197,7 +199,7 @@ class StandingRanks:
         self._processes = RankProcesses(ranks, paths)
         self._states: dict[int, _Rank] = {}
         self._longest_s: dict[object, float] = {}
-        self._looked_at = (time.monotonic(), time.time())
+        self._looked_at_s = time.monotonic()
         self._cost_s = 0.0
         self._native = NativeStacks()
         self._once_s = 0.0
@@ -211,7 +213,7 @@ class StandingRanks:
     def pause_s(self) -> float:
         """How long to wait before the next look."""
         period_s = _PERIOD_S
-        now_s = self._looked_at[0]
+        now_s = self._looked_at_s
         if any(now_s - each.since_s >= self._scaled(_NAMED_S) for each in self._readable()):
             period_s = _OLD_PERIOD_S
         return max(_LEAST_PERIOD_S, self._scaled(period_s), self._cost_s / _CPU_SHARE)
@@ -221,7 +223,7 @@ class StandingRanks:
         begun_s = time.thread_time()
         self._once_s = 0.0
         now_s = time.monotonic()
-        self._restart_after_suspension(now_s)
+        self._leave_out_suspension(now_s)
         states = {rank: state for rank, state in self._ranks.states().items() if not state.end}
         for rank in [rank for rank in self._states if rank not in states]:
             self._states.pop(rank).forget()
@@ -231,7 +233,7 @@ class StandingRanks:
         self._report(now_s)
         self._share(now_s)
         # A look may take seconds on a busy machine; that is no suspension.
-        self._looked_at = (time.monotonic(), time.time())
+        self._looked_at_s = time.monotonic()
         cost_s = time.thread_time() - begun_s - self._once_s
         # A single expensive look, which gives calls their names, hardly changes the interval.
         self._cost_s = 0.9 * self._cost_s + 0.1 * cost_s
@@ -260,14 +262,16 @@ class StandingRanks:
     def _readable(self) -> list[_Rank]:
         return [each for each in self._states.values() if each.target is not None]
 
-    def _restart_after_suspension(self, now_s: float) -> None:
-        """Restart all counts if this process, or the whole machine, did not run for a while."""
-        wall_s = time.time()
-        late_s = now_s - self._looked_at[0] - self.pause_s
-        jumped_s = wall_s - self._looked_at[1] - (now_s - self._looked_at[0])
-        if late_s > max(self._scaled(_LATE_S), _LEAST_LATE_S) or jumped_s > _LATE_S:
+    def _leave_out_suspension(self, now_s: float) -> None:
+        """Count no time in which this process did not run: its ranks may not have run either.
+
+        A rank that stands still goes on to do so: without a report of it, a hang would seem over.
+        """
+        late_s = now_s - self._looked_at_s - self.pause_s
+        if late_s > max(self._scaled(_LATE_S), _LEAST_LATE_S):
             for each in self._states.values():
-                each.restart(now_s)
+                each.since_s += late_s
+                each.usage = deque(usage._replace(at_s=usage.at_s + late_s) for usage in each.usage)
 
     # -- the calls --------------------------------------------------------------------------------
 
@@ -401,7 +405,7 @@ class StandingRanks:
             return
         if not thread.frames or cause_of(thread).wait in _UNCLEAR:
             thread = thread._replace(native=self._native_calls(thread.thread))
-        rank.stack, rank.log_bytes = thread, stall_reports.size_of(self._paths.rank_log(number))
+        rank.stack, rank.stalls = thread, StallReports(self._paths.rank_log(number), thread)
         rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
         if cause_of(thread).wait is Wait.DATA:
             rank.loader = self._loader_of(thread.thread)
@@ -486,7 +490,8 @@ class StandingRanks:
     def _standing(self, number: int, rank: _Rank, now_s: float) -> Standing | None:
         """Return a rank that has been at one place for long; None if it has not, or who knows."""
         still_s = now_s - rank.since_s
-        if rank.stack is None or rank.is_launcher or still_s < self._scaled(_REPORTED_S):
+        is_old = still_s >= self._scaled(_REPORTED_S) and not rank.is_launcher
+        if rank.stack is None or rank.stalls is None or not is_old:
             return None
         used = _used(rank.usage, self._scaled(_LEAST_WINDOW_S))
         if used is None or rank.target is None:
@@ -495,6 +500,7 @@ class StandingRanks:
         state, waits_in = state_of(process, process)
         thread = rank.stack._replace(state=state, waits_in=waits_in)
         cause = cause_of(thread)
+        late, late_s = rank.stalls.late(now_s)
         return Standing(
             number,
             self._node,
@@ -508,7 +514,8 @@ class StandingRanks:
             round(100 * used.ticks * TICK_S / used.at_s),
             used.moved_bytes / used.at_s,
             self._processes.quiet_s(number),
-            late=stall_reports.late(thread, self._paths.rank_log(number), rank.log_bytes),
+            late_s,
+            late=late,
         )
 
 

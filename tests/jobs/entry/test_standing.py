@@ -178,7 +178,7 @@ def test_a_rank_whose_thread_downloads_is_busy(node: Node):
     with stream, concurrent.futures.ThreadPoolExecutor() as pool:
         ended = threading.Event()
         pool.submit(
-            lambda: [stream.sendall(bytes(5000)) for _ in iter(lambda: ended.wait(0.02), True)]
+            lambda: [stream.sendall(bytes(50_000)) for _ in iter(lambda: ended.wait(0.02), True)]
         )
         try:
             standing = node.await_all(0)[0]
@@ -290,16 +290,19 @@ def test_a_program_that_is_no_python_is_not_reported(node: Node, until: Callable
     assert set(node.await_all(1)) == {1}
 
 
-def test_a_suspended_node_starts_its_counts_again(node: Node):
+def test_a_rank_still_stands_after_its_node_was_suspended_and_that_time_does_not_count(node: Node):
     node.start_python(0, "import time\ntime.sleep(600)")
-    before = node.await_all(0)[0].still_s
-    seconds, wall_s = node.standing._looked_at
+    before_s = node.await_all(0)[0].still_s
+    (rank,) = node.standing._states.values()
 
-    node.standing._looked_at = (seconds - 60, wall_s - 60)
-    node.standing.look()
+    # All that happened a minute earlier.
+    node.standing._looked_at_s -= 60
+    rank.since_s -= 60
+    rank.usage = type(rank.usage)(each._replace(at_s=each.at_s - 60) for each in rank.usage)
+    standing = node.found()[0]
 
-    assert node.reports[-1] == []
-    assert node.await_all(0)[0].still_s < before + 60
+    assert before_s <= standing.still_s < before_s + 60
+    assert standing.activity is Activity.IDLE
 
 
 def test_a_rank_is_still_reported_if_looks_are_so_rare_that_each_measurement_is_old(node: Node):

@@ -37,7 +37,7 @@ HANGS = st.builds(
 )  # fmt: skip
 STANDING = st.builds(
     Standing, WHOLE, WHOLE, st.sampled_from(Activity), st.sampled_from(Wait), TEXT, FRAMES, TEXT,
-    SECONDS, SECONDS, WHOLE, SECONDS, SECONDS, st.none() | st.booleans(),
+    SECONDS, SECONDS, WHOLE, SECONDS, SECONDS, SECONDS, st.none() | st.booleans(),
     st.sampled_from(Progress), TEXT,
     st.lists(st.builds(Late, WHOLE, st.lists(TEXT, max_size=3).map(tuple)), max_size=3).map(tuple),
 )  # fmt: skip
@@ -127,9 +127,9 @@ WAIT = ["ranks 0-1,3 wait for that in allreduce at train.py:41"]
         (Rule.NOTHING_MOVES, (IDLE._replace(place=Frame("", 0, "")),), 1,
          "rank 2 on node 1 is stuck in C code after its script (reading from a pipe), for 2 min",
          []),
-        (Rule.ONE_IDLE, (IDLE._replace(place=Frame("job.py", 9, "<module>")), BARRIER), 1,
+        (Rule.ONE_IDLE, (IDLE._replace(place=Frame("job.py", 9, "<module>")), BARRIER, REDUCE), 1,
          "rank 2 on node 1 is stuck at job.py:9 (reading from a pipe), for 2 min",
-         ["rank 2 on node 1 waits for that in barrier at train.py:44"]),
+         ["rank 2 on node 1 waits for that in barrier at train.py:44", *WAIT]),
     ],
 )  # fmt: skip
 def test_a_hang_in_words(

@@ -144,6 +144,11 @@ def test_operations_have_one_name_whatever_the_library():
     assert operation_of(ended) == "finalize"
     backward = NativeCall("c10d::Reducer::finalize_backward", "x")
     assert operation_of(ended._replace(frames=(OWN,), native=(backward,))) == "backward"
+    # Only the innermost call that waits counts: those below it may have returned.
+    split = tuple(NativeCall(name, "x") for name in ("opal_progress", "MPI_Comm_split"))
+    send = NativeCall("PMPI_Send", "x")
+    assert operation_of(ended._replace(frames=(OWN,), native=split)) == "commsplit"
+    assert operation_of(ended._replace(frames=(OWN,), native=(send, *split))) == ""
     assert [is_message(name) for name in ("recv", "send", "bcast", "barrier", "wait")] == [
         True, True, False, False, True,
     ]  # fmt: skip

@@ -421,6 +421,11 @@ def test_ranks_that_horovod_misses_are_named_although_it_prints_and_sends_all_th
     assert "rank 2 on node 1 is stuck in allreduce" in hangs.headline(behind)
     assert "has not launched loss" in hangs.headline(behind)
     assert verdict(*told(Late(2, ("loss",)), still_s=4 * MINUTE)) is None
+    # That was said before rank 2 came to its place, so it may have submitted the tensor since.
+    first, *rest = told(Late(1, ("loss",)), Late(2, ("loss",)), still_s=7 * MINUTE)
+    rest[1] = rest[1]._replace(still_s=6 * MINUTE)
+    assert verdict(first._replace(late_s=6 * MINUTE), *rest) is None
+    assert named(verdict(first._replace(late_s=5 * MINUTE), *rest)) == (Rule.NOT_JOINED, (1, 2))
     # Each waits for a tensor of the other.
     crossed = verdict(
         *told(Late(2, ("loss",)), Late(0, ("lr",)), Late(1, ("lr",)), Late(3, ("lr",)))

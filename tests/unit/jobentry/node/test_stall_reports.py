@@ -7,6 +7,7 @@ from pathlib import Path
 from jobentry.contract.hangs import Late
 from jobentry.contract.stacks import Frame, ThreadStack
 from jobentry.node import stall_reports
+from jobentry.node.stall_reports import StallReports
 
 # Of Horovod 0.28.1.
 REPORT = """\
@@ -26,25 +27,42 @@ def waits(file: str) -> ThreadStack:
 def test_the_ranks_and_tensors_of_the_last_report_are_read():
     expected = (Late(0, ("allreduce.accuracy",)), Late(2, ("allreduce.loss", "allreduce.lr ...")))
 
-    assert stall_reports.read(REPORT) == expected
-    assert stall_reports.read("Missing ranks:\n1: [a]\n" + REPORT) == expected
-    assert stall_reports.read("epoch 3\nMissing ranks: none\n") == ()
+    assert stall_reports.read(REPORT.encode()) == (expected, len(REPORT))
+    earlier = "Missing ranks:\n1: [a]\n"
+    assert stall_reports.read((earlier + REPORT).encode()) == (expected, len(earlier + REPORT))
+    assert stall_reports.read(b"epoch 3\nMissing ranks: none\n") == ((), 0)
 
 
 def test_names_of_tensors_may_have_brackets():
-    text = "Missing ranks:\n0: [grads[0], grads[1]]\n12!: [a]\n\nstep 4: [1]\n"
+    text = b"Missing ranks:\n0: [grads[0], grads[1]]\n12!: [a]\n\nstep 4: [1]\n"
 
-    assert stall_reports.read(text) == (Late(0, ("grads[0]", "grads[1]")), Late(12, ("a",)))
+    late, _ = stall_reports.read(text)
+
+    assert late == (Late(0, ("grads[0]", "grads[1]")), Late(12, ("a",)))
 
 
 def test_only_what_a_rank_in_horovod_has_printed_since_it_waits_is_believed(tmp_path: Path):
     log = tmp_path / "rank-0.log"
-    inside, outside = waits("/lib/horovod/torch/mpi_ops.py"), waits("train.py")
-    assert stall_reports.size_of(str(log)) == 0
-    assert stall_reports.late(inside, str(log), 0) == ()
+    threads = waits("/lib/horovod/torch/mpi_ops.py"), waits("train.py")
+    inside, outside = (StallReports(str(log), thread) for thread in threads)
+    assert inside.late(10.0) == ((), 0.0)
 
     log.write_text(REPORT)
 
-    assert len(stall_reports.late(inside, str(log), 0)) == 2
-    assert stall_reports.late(outside, str(log), 0) == ()
-    assert stall_reports.late(inside, str(log), stall_reports.size_of(str(log))) == ()
+    late, age_s = inside.late(20.0)
+    assert (len(late), age_s) == (2, 0.0)
+    assert outside.late(20.0) == ((), 0.0)
+    assert StallReports(str(log), threads[0]).late(20.0) == ((), 0.0)
+
+
+def test_a_report_is_as_old_as_its_last_line_whatever_else_is_printed(tmp_path: Path):
+    log = tmp_path / "rank-0.log"
+    reports = StallReports(str(log), waits("/lib/horovod/torch/mpi_ops.py"))
+    log.write_text(REPORT)
+    late, _ = reports.late(20.0)
+
+    log.write_text(REPORT + "step 3\n")
+    assert reports.late(50.0) == (late, 30.0)
+
+    log.write_text(REPORT + "step 3\n" + REPORT)
+    assert reports.late(80.0) == (late, 0.0)
