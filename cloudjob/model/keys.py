@@ -134,8 +134,9 @@ class Values:
                     new[name] = item.kind.read(values[name])
                 except ValueError as error:
                     faults += faults_of(error, name)
-        unknown = [name for name in values if name not in cls.KEYS]
-        faults += [((name,), _unknown(name, cls.KEYS)) for name in unknown]
+        for name in values:
+            if name not in cls.KEYS:
+                faults.append(((name,), _unknown(name, cls.KEYS)))
         return new, faults
 
     @classmethod
