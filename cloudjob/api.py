@@ -33,8 +33,6 @@ from cloudjob.errors import (
 )
 from cloudjob.home import home, store_uri
 from cloudjob.model.job import JobSpec as JobSpec
-from cloudjob.model.keys import from_python
-from cloudjob.model.kinds import as_text
 from cloudjob.model.progress import OnProgress, Progress as Progress, log_warnings
 from cloudjob.model.rules import BACKENDS
 from cloudjob.store import full_uri, job_store
@@ -132,13 +130,13 @@ def job_spec(
         SpecError: With every error in the description.
         TypeError: ``args`` is one text instead of a list.
     """
-    values = from_python(options, JobSpec)
+    values: dict[str, Any] = {**options}
     if script is not None:
         values["script"] = os.fspath(script)
     if isinstance(args, str):
         raise TypeError(f"args is a list of arguments, not one text: {args!r}")
     if args is not None:
-        values["args"] = tuple(as_text(each) for each in args)
+        values["args"] = tuple(args)
     if "source" in values:
         values["source"] = os.fspath(values["source"])
     if isinstance(values.get("secrets"), (list, tuple)):

@@ -8,7 +8,7 @@ import threading
 import time
 
 from cloudjob.cli import messages
-from cloudjob.cli.messages import print_message
+from cloudjob.cli.messages import print_message, print_progress
 from cloudjob.model.text import size_text
 
 TYPE_CHECKING = False
@@ -206,9 +206,7 @@ class Transfers:
             self.update(progress.done_bytes, progress.total_bytes)
             return
         self.stop()
-        print_message(f"{'warning: ' * (progress.kind == 'warning')}{progress.message}")
-        if progress.hint:
-            print_message(f"hint: {progress.hint}")
+        print_progress(progress)
 
     def update(self, done_bytes: int, total_bytes: int) -> None:
         """Show the progress of the transfer.

@@ -39,12 +39,9 @@ def print_error(error: CloudJobError) -> None:
         print_message(f"hint: {error.hint or _SPEC_HINT}")
     elif isinstance(error, NotReady):
         for what, hint in error.problems:
-            print_message(f"error: {what}")
-            if hint:
-                print_message(f"hint: {hint}")
+            print_message(f"error: {what}", hint)
     else:
-        print_message(f"error: {error.message}")
-        _hint(error)
+        print_message(f"error: {error.message}", error.hint)
 
 
 def print_json(value: object) -> None:
@@ -54,11 +51,10 @@ def print_json(value: object) -> None:
     print(json.dumps(value))
 
 
-def print_warning(progress: Progress) -> None:
-    """Print a warning of the library with its hint."""
-    print_message(f"warning: {progress.message}")
-    if progress.hint:
-        print_message(f"hint: {progress.hint}")
+def print_progress(progress: Progress) -> None:
+    """Print a message of the library with its hint."""
+    kind = "warning: " if progress.kind == "warning" else ""
+    print_message(f"{kind}{progress.message}", progress.hint)
 
 
 def print_name(name: str) -> None:
@@ -73,8 +69,9 @@ def print_name(name: str) -> None:
         sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape") + b"\n")
 
 
-def print_message(text: str) -> None:
-    """Write a message to stderr, with unprintable characters escaped."""
+def print_message(text: str, hint: str = "") -> None:
+    """Write a message and a hint to stderr, with unprintable characters escaped."""
+    text = f"{text}\nhint: {hint}" if hint else text
     lines = [one_line(line) for line in text.split("\n")]
     if has_colours(2):
         lines = [_coloured(line) for line in lines]
@@ -128,8 +125,3 @@ def _new_handler() -> logging.Handler:
             print_message(record.getMessage())
 
     return Handler()
-
-
-def _hint(error: CloudJobError) -> None:
-    if error.hint:
-        print_message(f"hint: {error.hint}")

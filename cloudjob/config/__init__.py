@@ -106,8 +106,8 @@ def load(
             origins = {**loaded.origins, "source": "the script's path"}
             return loaded._replace(origins=origins, chosen_source=chosen.why)
     origins = {key: origin for layer in layers for key, origin in layer.origins.items()}
-    is_whole = copied is not None and copied.is_whole
-    layers[0].problems += _masked_values(values, layers[0], is_copy=is_whole)
+    if copied is not None and copied.is_whole:
+        layers[0].problems += _masked_values(values, layers[0])
     _apply_source_limit(layers, values, origins)
     problems = [problem for layer in layers for problem in layer.problems]
     invalid = {key for layer in layers for key in layer.invalid}
@@ -134,10 +134,10 @@ def _layers(files: Sequence[File], copied: Copied | None, cwd: Path) -> list[Lay
     ]
 
 
-def _masked_values(values: Mapping[str, Any], layer: Layer, *, is_copy: bool) -> Iterator[str]:
+def _masked_values(values: Mapping[str, Any], layer: Layer) -> Iterator[str]:
     """Yield an error for each value that a copy cannot have: records mask the values of secrets."""
     env = layer.values.get("env", {})
-    if not (is_copy and (layer.values.get("secrets") or any(map(is_secret_name, env)))):
+    if not (layer.values.get("secrets") or any(map(is_secret_name, env))):
         return
     what = f"was recorded with {MASK} for the value of a secret (allowed: give it again)"
     args = layer.values.get("args", ())

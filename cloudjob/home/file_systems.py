@@ -12,7 +12,6 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,11 +34,24 @@ def missing_feature(folder: Path) -> tuple[str, str] | None:
     A folder in which no file can be created lacks nothing: the error of its use says more.
     """
     with suppress(OSError), tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
-        for what, (probe, hint) in _PROBES.items():
-            try:
-                probe(Path(scratch))
-            except OSError as error:
-                return f"its file system has no {what} ({error.strerror})", hint
+        what, hint = "", _ELSEWHERE
+        try:
+            path = Path(scratch, "file")
+            path.write_bytes(b"x")
+            what, hint = "locks", _HINT
+            with path.open("r+b") as file:
+                # Both kinds: SQLite's belong to a process, ours to an open file.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(file, fcntl.LOCK_UN)
+                locks.is_held(path)
+                what, hint = "way to make files durable (fsync)", _ELSEWHERE
+                os.fsync(file.fileno())
+            what = "hard links"
+            os.link(path, f"{path}-linked")
+            what = "renames that replace a file"
+            path.replace(f"{path}-linked")
+        except OSError as error:
+            return (f"its file system has no {what} ({error.strerror})", hint) if what else None
     return None
 
 
@@ -65,38 +77,3 @@ def watch(folder: Path) -> None:
 
     for work in (look, report):
         threading.Thread(target=work, daemon=True).start()
-
-
-def _new_file(folder: Path, name: str) -> Path:
-    path = folder / name
-    path.write_bytes(b"x")
-    return path
-
-
-def _lock(folder: Path) -> None:
-    """Take both kinds of locks: SQLite's belong to a process, ours to an open file."""
-    with _new_file(folder, "lock").open("r+b") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.lockf(file, fcntl.LOCK_UN)
-        locks.is_held(folder / "lock")
-
-
-def _link(folder: Path) -> None:
-    os.link(_new_file(folder, "link"), folder / "linked")
-
-
-def _rename(folder: Path) -> None:
-    _new_file(folder, "new").replace(_new_file(folder, "old"))
-
-
-def _sync(folder: Path) -> None:
-    with _new_file(folder, "sync").open("r+b") as file:
-        os.fsync(file.fileno())
-
-
-_PROBES: Mapping[str, tuple[Callable[[Path], None], str]] = {
-    "locks": (_lock, _HINT),
-    "hard links": (_link, _ELSEWHERE),
-    "renames that replace a file": (_rename, _ELSEWHERE),
-    "way to make files durable (fsync)": (_sync, _ELSEWHERE),
-}

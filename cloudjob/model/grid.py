@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from cloudjob.model.text import given
@@ -48,18 +48,18 @@ def check_name(name: str) -> str:
     return name
 
 
-def values_of(value: object) -> object:
-    """Return the values in a text such as ``0.1,0.01`` or ``1..3``; a list is returned as it is."""
-    if isinstance(value, str):
-        value = [item for part in value.split(",") for item in _items(part.strip(), value)]
-    if isinstance(value, (list, tuple)):
-        if not value:
-            raise ValueError(f"has no values ({_ALLOWED})")
-        texts = [item for item in value if isinstance(item, str)]
-        duplicate = next((item for item, times in Counter(texts).items() if times > 1), None)
-        if duplicate is not None:
-            raise ValueError(f"has a value twice (given {given(duplicate)}; allowed once)")
-    return value
+def split(text: str) -> list[str]:
+    """Return the values in a text such as ``0.1,0.01`` or ``1..3``."""
+    return [item for part in text.split(",") for item in _items(part.strip(), text)]
+
+
+def check_values(values: Sequence[str]) -> None:
+    """Raise ``ValueError`` for a list that is empty, or has a value twice."""
+    if not values:
+        raise ValueError(f"has no values ({_ALLOWED})")
+    value, times = Counter(values).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"has a value twice (given {given(value)}; allowed once)")
 
 
 def _items(part: str, whole: str) -> Iterator[str]:

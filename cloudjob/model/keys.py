@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from cloudjob.errors import SpecError
-from cloudjob.model.kinds import Fault, Faults, Kind, as_text, dotted, faults_of
+from cloudjob.model.kinds import Fault, Faults, Kind, dotted, faults_of
 from cloudjob.model.text import MASK, nearest, one_line
 
 TYPE_CHECKING = False
@@ -115,7 +115,10 @@ class Values:
             raise Faults(faults)
         for name, item in cls.KEYS.items():
             if name not in new:
-                new[name] = item.kind.fresh(item.default) if item.kind.has_trees else item.default
+                new[name] = item.default
+                # A value that can be changed is no other job's.
+                if item.kind.has_trees:
+                    new[name] = item.kind.read(item.default)
             if item.implied and not new[name]:
                 new[name] = item.implied(new)
         return cls._of(new, tuple(values))
@@ -131,8 +134,9 @@ class Values:
                     new[name] = item.kind.read(values[name])
                 except ValueError as error:
                     faults += faults_of(error, name)
-        unknown = [name for name in values if name not in cls.KEYS]
-        faults += [((name,), _unknown(name, cls.KEYS)) for name in unknown]
+        for name in values:
+            if name not in cls.KEYS:
+                faults.append(((name,), _unknown(name, cls.KEYS)))
         return new, faults
 
     @classmethod
@@ -199,24 +203,8 @@ class Section(Kind):
         """Return a reference to the schema of the model."""
         return {"$ref": f"#/$defs/{self.model.__name__}"}
 
-    def fresh(self, default: Any) -> Any:
-        """Return the section with its defaults."""
-        return self.model()
-
 
 def section(model: type[Values], description: str = "") -> Any:
     """Declare a section."""
-    return key(Section(model), description, model())
-
-
-def from_python(values: Mapping[str, Any], model: type[Values]) -> dict[str, Any]:
-    """Return Python values by key, with text where the key has texts; others keep their types."""
-    return {name: _from_python(value, model.KEYS.get(name)) for name, value in values.items()}
-
-
-def _from_python(value: Any, key: Key | None) -> Any:
-    if key is None or not key.kind.holds_text:
-        return value
-    if isinstance(key.kind, Section):
-        return from_python(value, key.kind.model) if isinstance(value, Mapping) else value
-    return as_text(value)
+    kind = Section(model)
+    return key(kind, description, {} if kind.has_trees else model())

@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -71,14 +72,12 @@ class Kind:
 
     Args:
         title: Its name in the reference.
-        holds_text: Whether numbers and booleans of Python become text, as in a file.
         has_trees: Whether a value can be changed, so that each job needs a default of its own.
         is_secret: Whether values are never shown.
         choices: The texts that are allowed; empty if others are, too.
     """
 
     title = "text"
-    holds_text = True
     is_map = False
     is_tree = False
     has_trees = False
@@ -101,10 +100,6 @@ class Kind:
         """Return a value as a user writes it."""
         return value
 
-    def fresh(self, default: Any) -> Any:
-        """Return the default for a new job, which shares nothing that can be changed."""
-        return default
-
 
 class Text(Kind):
     """A text that Linux can pass to a program.
@@ -119,10 +114,8 @@ class Text(Kind):
         self._schema = {**_TEXT, **schema}
 
     def read(self, value: Any) -> str:
-        if not isinstance(value, str):
-            raise ValueError(_SHAPE)
-        check_text(value)
-        return self._check(value) if self._check else value
+        text = check_text(as_text(value))
+        return self._check(text) if self._check else text
 
     def schema(self) -> dict[str, Any]:
         return self._schema
@@ -135,11 +128,10 @@ class OneOf(Kind):
         self.choices = choices
 
     def read(self, value: Any) -> str:
-        if not isinstance(value, (str, int, float)):
-            raise ValueError(_SHAPE)
-        if value not in self.choices:
-            raise ValueError(_unknown(value, self.choices))
-        return str(value)
+        text = as_text(value)
+        if text not in self.choices:
+            raise ValueError(_unknown(text, self.choices))
+        return text
 
     def schema(self) -> dict[str, Any]:
         return {"enum": list(self.choices)}
@@ -155,7 +147,6 @@ class Number(Kind):
     """A number in a range, whose last is infinite if it is not given."""
 
     title = "number"
-    holds_text = False
     _noun, _json = "a number", "number"
     _pattern = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
     _accepted: tuple[type, ...] = (int, float)
@@ -239,7 +230,6 @@ class Flag(Kind):
     """``true`` or ``false``."""
 
     title = "boolean"
-    holds_text = False
     choices = tuple(_FLAGS)
 
     def read(self, value: Any) -> bool:
@@ -351,30 +341,24 @@ class Secrets(Names):
 
 class _Secret(Text):
     def read(self, value: Any) -> str:
-        if not isinstance(value, str):
-            raise ValueError(_SHAPE)
-        return check_text(value, MASK)
+        return check_text(as_text(value), MASK)
 
 
 class _SweepValues(Texts):
     def read(self, value: Any) -> tuple[str, ...]:
-        return super().read(grid.values_of(value))
+        return super().read(grid.split(value) if isinstance(value, str) else value)
 
 
 class Tree(Kind):
     """A mapping in YAML for the platform."""
 
     title = "YAML"
-    holds_text = False
     is_tree = has_trees = True
 
     def read(self, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, Mapping):
             raise ValueError("must be a mapping, NAME: value")
         return dict(value)
-
-    def fresh(self, default: Any) -> Any:
-        return dict(default)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": True}
@@ -384,7 +368,6 @@ class TreeList(Kind):
     """A list in YAML for the platform."""
 
     title = "YAML"
-    holds_text = False
     is_tree = has_trees = True
 
     def read(self, value: Any) -> list[Any]:
@@ -392,24 +375,21 @@ class TreeList(Kind):
             raise ValueError("must be a list")
         return list(value)
 
-    def fresh(self, default: Any) -> Any:
-        return list(default)
-
     def schema(self) -> dict[str, Any]:
         return {"type": "array", "items": {}}
 
 
-def as_text(value: object) -> object:
-    """Return a Python value for a key of texts: numbers and booleans as a job file has them."""
+def as_text(value: object) -> str:
+    """Return a text, a number or a boolean of Python as a job file has it.
+
+    Raises:
+        ValueError: It is something else.
+    """
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (int, float)):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {name: as_text(item) for name, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [as_text(item) for item in value]
-    return value
+    if not isinstance(value, (str, int, float)):
+        raise ValueError(_SHAPE)
+    return value if isinstance(value, str) else str(value)
 
 
 def check_text(value: str, quoted: str = "") -> str:
@@ -488,15 +468,7 @@ def check_pattern(text: str) -> str:
     return text
 
 
-def _check_events(events: tuple[str, ...]) -> None:
-    _check_words(events, EVENT_WORDS, "an event")
-
-
-def _check_retry_kinds(kinds: tuple[str, ...]) -> None:
-    _check_words(kinds, retry_kinds.WORDS, "a kind of failure")
-
-
-def _check_words(words: Sequence[str], allowed: Sequence[str], what: str) -> None:
+def _check_words(allowed: Sequence[str], what: str, words: Sequence[str]) -> None:
     for word in words:
         if word not in allowed:
             raise ValueError(
@@ -528,8 +500,8 @@ _VARIABLES = {"propertyNames": _VARIABLE, "additionalProperties": _TEXT_OR_NULL}
 JOB_NAME = Text(_check_job_name, pattern=f"^{NAME_RULE}$")
 TEXT = Text()
 TEXTS = Texts()
-EVENTS = Texts(_check_events)
-RETRY_KINDS = Texts(_check_retry_kinds)
+EVENTS = Texts(partial(_check_words, EVENT_WORDS, "an event"))
+RETRY_KINDS = Texts(partial(_check_words, retry_kinds.WORDS, "a kind of failure"))
 RETRIES = Retries(0, 10)
 WEBHOOK = Text(_check_webhook, type="string", pattern=f"^(@.*|{VARIABLE_RULE})?$")
 FLAG = Flag()
@@ -545,7 +517,7 @@ SECRETS = Secrets(_Secret(), check_variable)
 PATTERNS = Names(Text(check_pattern), schema={"additionalProperties": _TEXT})
 # A mapping of names to their values in a sweep.
 SWEEP = Names(
-    _SweepValues(),
+    _SweepValues(grid.check_values),
     grid.check_name,
     {
         "propertyNames": {"pattern": f"^{grid.NAME_RULE}$"},

@@ -39,12 +39,9 @@ def check(submission: Submission) -> None:
     """
     node = submissions.node_env(submission, 0, submissions.host_names(submission))
     variables = submissions.variables(submission, node, home="/home/ma-user", address="0.0.0.0")
-    sizes = [
-        *_long_lists(variables),
-        *_too_much(submission.spec, variables),
-    ]
-    if sizes:
-        raise SpecError(sizes, hint=HINT)
+    problems = [*_too_long(submission.spec, variables)]
+    if problems:
+        raise SpecError(problems, hint=HINT)
 
 
 def largest(spec: JobSpec) -> str:
@@ -73,15 +70,12 @@ def _longest(sizes: Iterable[tuple[str, int]]) -> str:
     return f"{size} in {key}"
 
 
-def _long_lists(variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield the keys whose list is too long for one variable of the entry."""
+def _too_long(spec: JobSpec, variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is too long for one variable of the entry, one argument, or all of a rank."""
     for name, key in _KEYS.items():
         size = _size(f"{name}={variables.get(name, '')}")
         if size > MAX_ARG_BYTES:
             yield f"{key}: too many (given {size} bytes; allowed {MAX_ARG_BYTES}, Linux's limit)"
-
-
-def _too_much(spec: JobSpec, variables: Mapping[str, str]) -> Iterator[str]:
     total = sum(_size(f"{name}={value}") + _EACH for name, value in variables.items())
     total += sum(_size(name) + _OPTION for name in spec.env)
     total += sum(_size(argument) + _EACH for argument in (spec.script, *spec.args))

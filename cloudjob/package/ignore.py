@@ -90,9 +90,6 @@ class Rules:
         patterns = [line.pattern for line in self._lines]
         self._globs = Globs(patterns, folds_case=folds_case)
 
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
     def decide(self, name: str, is_folder: bool) -> Decision | None:
         """Return the decision of the last line that matches ``name``.
 
@@ -103,7 +100,7 @@ class Rules:
 
     def decide_relative(self, relative: str, is_folder: bool) -> Decision | None:
         """Return the decision of the last line that matches a path in the file's folder."""
-        index = self._globs.last_match(os.fsencode(relative), is_folder) if self._lines else -1
+        index = self._globs.last_match(os.fsencode(relative), is_folder)
         if index < 0:
             return None
         line = self._lines[index]
@@ -137,8 +134,8 @@ def outer_rules(source: str, settings: GitSettings) -> tuple[Rules, ...]:
     excludes, folds_case = settings
     top = _repository_root(source)
     if top is None:
-        rules = Rules(excludes, _read(excludes), folds_case=folds_case)
-        return (rules,) if rules else ()
+        text = _read(excludes)
+        return (Rules(excludes, text, folds_case=folds_case),) if text else ()
     relative = os.path.relpath(source, top)
     segments = () if relative == "." else tuple(relative.split("/"))
     # Each with the depth, from the top, of the folder that its lines are relative to.
@@ -146,19 +143,11 @@ def outer_rules(source: str, settings: GitSettings) -> tuple[Rules, ...]:
     files += [
         (posixpath.join(top, *segments[:steps], GITIGNORE), steps) for steps in range(len(segments))
     ]
-    levels = [
-        (
-            Rules(
-                path,
-                _read(path),
-                above="".join(f"{segment}/" for segment in segments[steps:]),
-                folds_case=folds_case,
-            ),
-            steps,
-        )
-        for path, steps in files
-    ]
-    levels = [(rules, steps) for rules, steps in levels if rules]
+    levels = []
+    for path, steps in files:
+        if text := _read(path):
+            above = "".join(f"{segment}/" for segment in segments[steps:])
+            levels.append((Rules(path, text, above=above, folds_case=folds_case), steps))
     return () if _is_left_out(levels, segments) else tuple(rules for rules, _ in levels)
 
 

@@ -43,12 +43,12 @@ class Rule(NamedTuple):
 
     Args:
         pattern: The pattern of such secrets.
-        find: Whether the library finds one in these lines; None if the pattern decides.
+        detector: The library's own, whose check decides, too; None if the pattern decides.
     """
 
     name: str
     pattern: re.Pattern[bytes]
-    find: Callable[[bytes], bool] | None = None
+    detector: Any = None
 
 
 # ---- our own rules -----------------------------------------------------------------------------
@@ -115,8 +115,7 @@ def rules() -> tuple[Rule, ...]:
             if is_plugin and kind.__module__ == plugins.__name__:
                 detector = kind()
                 rules_read += [
-                    Rule(name, _as_bytes(pattern), _rule_finder(detector))
-                    for pattern in detector.denylist
+                    Rule(name, _as_bytes(pattern), detector) for pattern in detector.denylist
                 ]
     return tuple(rules_read)
 
@@ -124,16 +123,6 @@ def rules() -> tuple[Rule, ...]:
 def _as_bytes(pattern: Any) -> re.Pattern[bytes]:
     compiled = re.compile(pattern) if isinstance(pattern, str) else pattern
     return re.compile(compiled.pattern.encode(), compiled.flags & ~re.UNICODE)
-
-
-def _rule_finder(detector: Any) -> Callable[[bytes], bool]:
-    """Return the library's own check, which may be stricter than its pattern."""
-
-    def find(lines: bytes) -> bool:
-        text = lines.decode("utf-8", "replace")
-        return any(True for _ in detector.analyze_string(text))
-
-    return find
 
 
 def version() -> str:
@@ -191,7 +180,9 @@ class Searcher:
                 lines = data[begin : len(data) if end < 0 else end]
                 if re.search(_EXAMPLE, match[0]) or re.search(_ALLOWED_HERE, lines):
                     continue
-                if rule.find is not None and not rule.find(lines):
+                # The library's own check may be stricter than its pattern.
+                text = lines.decode("utf-8", "replace")
+                if rule.detector and not any(True for _ in rule.detector.analyze_string(text)):
                     continue
                 line = data.count(b"\n", 0, match.start()) + 1
                 findings.setdefault(line, Finding(entry.name, line, rule.name))

@@ -42,7 +42,7 @@ _HINTS = {
 
 def is_temporary(key: str) -> bool:
     """Return whether a key is that of an unfinished write."""
-    return any(segment.startswith(TEMPORARY) for segment in key.split("/"))
+    return f"/{TEMPORARY}" in f"/{key}"
 
 
 def check_key(doing: str, key: str, *, may_be_temporary: bool = False) -> None:
@@ -51,8 +51,7 @@ def check_key(doing: str, key: str, *, may_be_temporary: bool = False) -> None:
     Args:
         may_be_temporary: Whether the key may be that of an unfinished write.
     """
-    segments = key.split("/")
-    if "\0" in key or any(segment in ("", ".", "..") for segment in segments):
+    if "\0" in key or not {"", ".", ".."}.isdisjoint(key.split("/")):
         raise InvalidKey(
             f"{doing} {key!r}: not a valid key", hint="a key looks like job/outputs/model"
         )

@@ -61,10 +61,11 @@ def script_checks(spec: JobSpec, script: Script) -> Iterator[Check]:
 
 def retry_checks(spec: JobSpec) -> Iterator[Check]:
     """Yield a check that fails if the platform repeats failures after which no repeat is wanted."""
+    if not spec.retries:
+        return
     repeated = _repeated(spec)
-    left_out = [kind for kind in retry_kinds.WORDS if kind not in spec.retry.on]
-    wrong = [kind for kind in left_out if kind in repeated]
-    if spec.retries and wrong:
+    wrong = [each for each in retry_kinds.WORDS if each not in spec.retry.on and each in repeated]
+    if wrong:
         more = f"{spec.backend} cannot tell {', '.join(wrong)} from other failures, and tries again"
         hint = ""
         if BACKENDS[spec.backend].telling is Telling.PLATFORM:

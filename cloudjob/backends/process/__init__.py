@@ -7,3 +7,6 @@ has written; ``running`` finds jobs whose processes were killed. Start with ``re
 
 # The file in a job's folder to which the controller writes the state of the job and its nodes.
 STATE = "state.json"
+# The configuration of ssh on the nodes: its name in a job's folder, and its path on them.
+SSH_CONFIG = "ssh_config"
+SSH_CONFIG_PATH = "/etc/ssh/ssh_config"

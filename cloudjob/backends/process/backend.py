@@ -20,6 +20,7 @@ from cloudjob import installation
 from cloudjob.backends import handles
 from cloudjob.backends.base import Backend, Check, Devices
 from cloudjob.backends.process import (
+    SSH_CONFIG,
     devices,
     isolation,
     node_files,
@@ -148,7 +149,7 @@ class ProcessBackend(Backend[ProcessRequest]):
                 _write_commands(run_dir / "bin", request.python)
                 if request.hosts:
                     Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
-                    ssh_config.write(run_dir / ssh_config.NAME)
+                    ssh_config.write(run_dir / SSH_CONFIG)
                 _start_controller(request, lock, running.path_of(self._home, request.job))
             except BaseException:
                 os.close(lock)

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from cloudjob.backends.process import ssh_config
+from cloudjob.backends.process import SSH_CONFIG, SSH_CONFIG_PATH
 from jobentry.system.trees import remove_tree
 
 # What is private to a node: everything, its names only, or nothing.
@@ -33,6 +33,7 @@ SHM, LOCK = "/dev/shm", "/run/lock"
 OF_ALL_USERS = (TMP, VAR_TMP, SHM, LOCK)
 # Folders that are private to every node of the platform.
 OWN = (*OF_ALL_USERS, CACHE, HOME, WORK)
+_BELOW_OWN = tuple(f"{folder}/" for folder in OWN)
 # The folder on a node with those parts of this machine's private folders that the entry writes to.
 # They are not in the folders themselves: a script may empty its folder for temporary files.
 MACHINE = "/.machine"
@@ -86,9 +87,9 @@ def isolate(
     _check(libc.sethostname(name, len(name)), "sethostname")
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None), "mount /")
     _bind(libc, hosts_file, "/etc/hosts")
-    own_config = os.path.join(os.path.dirname(hosts_file), ssh_config.NAME)
-    if os.path.exists(own_config) and os.path.exists(ssh_config.PATH):
-        _bind(libc, own_config, ssh_config.PATH)
+    own_config = os.path.join(os.path.dirname(hosts_file), SSH_CONFIG)
+    if os.path.exists(own_config) and os.path.exists(SSH_CONFIG_PATH):
+        _bind(libc, own_config, SSH_CONFIG_PATH)
     if mounts:
         private_mounts = [mount for mount in mounts if not is_on_machine(mount[1])]
         written = [mount for mount in mounts if is_on_machine(mount[1])]
@@ -118,7 +119,7 @@ def is_on_machine(path: str) -> bool:
 
 def is_private(path: str) -> bool:
     """Whether a path is below a folder that is private to every node."""
-    return any(path.startswith(f"{folder}/") for folder in OWN)
+    return path.startswith(_BELOW_OWN)
 
 
 def paths_named_in(texts: Iterable[str], folders: Sequence[str] = OWN) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class Files(NamedTuple):
     def on_node(self, path: str) -> str:
         """Return the path of a file on the node."""
         for folder, there in self.moved.items():
-            if _is_at_or_below(path, folder):
+            if _is_in(path, (folder,)):
                 return there + path[len(folder) :]
         return path
 
@@ -124,8 +124,4 @@ def _prefixes(program: str) -> Iterator[str]:
 
 
 def _is_in(path: str, folders: Iterable[str]) -> bool:
-    return any(_is_at_or_below(path, folder) for folder in folders)
-
-
-def _is_at_or_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")
+    return any(f"{path}/".startswith(f"{folder}/") for folder in folders)

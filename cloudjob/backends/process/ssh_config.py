@@ -15,9 +15,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-# The name of the file in the folder of a job, and its path on the nodes.
-NAME = "ssh_config"
-PATH = "/etc/ssh/ssh_config"
+from cloudjob.backends.process import SSH_CONFIG_PATH
+
 # ssh follows as many levels.
 _DEPTH = 16
 _ALL = "Match all"
@@ -26,7 +25,9 @@ _ALL = "Match all"
 def write(path: Path) -> None:
     """Write the file for nodes, unless root runs them, whose files remain root's."""
     if os.geteuid():
-        path.write_text("\n".join(_lines(PATH, _DEPTH)) + "\n", "utf-8", "surrogateescape")
+        path.write_text(
+            "\n".join(_lines(SSH_CONFIG_PATH, _DEPTH)) + "\n", "utf-8", "surrogateescape"
+        )
 
 
 def _lines(path: str, depth: int) -> Iterator[str]:
@@ -52,4 +53,4 @@ def _lines(path: str, depth: int) -> Iterator[str]:
 def _included(patterns: list[str]) -> Iterator[str]:
     with contextlib.suppress(ValueError):
         for pattern in shlex.split(" ".join(patterns)):
-            yield from sorted(glob.glob(str(Path(PATH).parent / pattern)))  # noqa: PTH207
+            yield from sorted(glob.glob(str(Path(SSH_CONFIG_PATH).parent / pattern)))  # noqa: PTH207

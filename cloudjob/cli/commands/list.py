@@ -11,7 +11,7 @@ import sys
 
 import cloudjob
 from cloudjob.cli import sweeps
-from cloudjob.cli.messages import print_message, print_warning
+from cloudjob.cli.messages import print_message, print_progress
 from cloudjob.cli.options import filter_flags, filters_of, json_flag, whole_number
 from cloudjob.cli.tables import print_fitting, print_table
 from cloudjob.model import summary
@@ -39,7 +39,7 @@ def _list(options: argparse.Namespace) -> int:
     filters = {**filters_of(options), "store": options.store, "sweep": options.sweep}
 
     def look() -> _Statuses:
-        jobs = cloudjob.jobs(**filters, limit=options.limit, on_progress=print_warning)
+        jobs = cloudjob.jobs(**filters, limit=options.limit, on_progress=print_progress)
         return [*jobs[::-1], *sweeps.unsubmitted(options)] if options.sweep else [*jobs]
 
     if options.watch:

@@ -35,9 +35,9 @@ def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -
     unknown = [name for name in late if not script_check.is_mentioned(spec, name)]
     if unknown:
         listed = ", ".join(unknown)
-        print_message(f"warning: {spec.script} gets {listed}, which it does not mention")
         print_message(
-            f"hint: put options of submit before {spec.script}, or `--` if they are for the script"
+            f"warning: {spec.script} gets {listed}, which it does not mention",
+            f"put options of submit before {spec.script}, or `--` if they are for the script",
         )
 
 
@@ -48,9 +48,7 @@ def _cp(options: argparse.Namespace) -> int:
         flags["args"] = tuple(options.rest)
 
     def report(progress: cloudjob.Progress) -> None:
-        print_message(progress.message)
-        if progress.hint and not options.dry_run:
-            print_message(f"hint: {progress.hint}")
+        print_message(progress.message, "" if options.dry_run else progress.hint)
 
     spec = cloudjob.job_spec(job_file=options.config, copy_of=job, on_progress=report, **flags)
     if options.dry_run:
