@@ -71,7 +71,7 @@ def _longest(sizes: Iterable[tuple[str, int]]) -> str:
 
 
 def _too_long(spec: JobSpec, variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is too long for one variable of the entry, one argument, or all of a rank."""
+    """Yield what is too long for one variable of the entry, or for all of a rank."""
     for name, key in _KEYS.items():
         size = _size(f"{name}={variables.get(name, '')}")
         if size > MAX_ARG_BYTES:
