@@ -21,7 +21,7 @@ from typing import Any
 import docker
 
 from tests.e2e_kube.conftest import Lab
-from tests.support import kubelet, operators
+from tests.support import jobset, kubelet, operators
 
 LABEL = "cloudjob-test.namespace"
 _POLL_S = 0.2
@@ -79,6 +79,10 @@ class PodRunner:
         for pod, objects, index in self._waiting:
             self._start_pod(pod, objects, index)
         self._waiting.clear()
+
+    def pod_of(self, node: int) -> str:
+        """Return the name of the pod of a node of an Indexed Job."""
+        return next(pod for pod, index in self._nodes().items() if index == node)
 
     def delete(self, pod: str, reason: str = "", message: str = "") -> None:
         """Delete a pod of an Indexed Job with its grace period.
@@ -200,7 +204,7 @@ class PodRunner:
     def _mindspore(self, name: str, ended: dict[str, int]) -> str:
         """pkg/controllers/v1/msjob_controller.go: ReconcileJobs, UpdateJobStatus."""
         spec = self._manifest(name)["spec"]
-        if spec["runPolicy"].get("activeDeadlineSeconds") == 1:
+        if spec["runPolicy"].get("activeDeadlineSeconds") == 0:
             return "Failed"
         assert spec["successPolicy"] == "AllWorkers"
         workers = [code for pod, code in ended.items() if "-worker-" in pod]
@@ -238,24 +242,26 @@ class PodRunner:
 
     def _jobset(self, name: str, ended: dict[str, int]) -> str:
         """Apply the documentation of JobSet to the only Job of the set."""
-        spec = self._manifest(name)["spec"]
+        manifest = self._manifest(name)
+        spec = manifest["spec"]
         if spec.get("suspend"):
             self._delete_pods(keep_ended=True)
             return "Suspended"
         (group,) = spec["replicatedJobs"]
-        nodes = self._nodes()
-        if any(not code for pod, code in ended.items() if nodes[pod] == 0):
+        pods = self.lab.get(self.lab.core("Pod"))["items"]
+        reason = jobset.end_of_job(group["template"]["spec"], pods)
+        if reason == "SuccessPolicy":
             self._delete_pods(keep_ended=True)
             return "Succeeded"
-        if len(ended) < group["template"]["spec"]["completions"]:
+        if not reason:
             return ""
         assert spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
-        restarts = self.attempts - 1
-        if restarts >= spec["failurePolicy"]["maxRestarts"]:
+        restarted = jobset.after_failure(manifest, reason)
+        if not restarted:
             return "Failed"
         self._delete_pods(keep_ended=False)
         self._start_pods(name)
-        self.lab.phase(name, "Running", restarts=restarts + 1)
+        self.lab.phase(name, "Running", **restarted)
         return ""
 
     def _nodes(self) -> dict[str, int]:

@@ -35,6 +35,8 @@ class MpiOperator(Engine):
     resource = RESOURCE
     makes_key = True
     kueue_resumes = True
+    # Once a worker was evicted.
+    is_early = True
     no_retries = (
         "the MPI operator restarts only its launcher, after the workers of the failed job have "
         "ended"

@@ -146,11 +146,12 @@ class MsOperator(Engine):
         return of_conditions._replace(has_asked=of_conditions.state is JobState.CANCELLED)
 
     def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
-        """Return the patch that expires the job, so that the operator deletes its running pods.
+        """Return the patch that expires the job, so that the operator deletes its pods.
 
-        It can neither suspend a job nor abort it.
+        It can neither suspend a job nor abort it. With this policy, only pods that have ended stay,
+        for their logs. It looks at the deadline only when something changes, so none is left.
         """
-        policy = {"activeDeadlineSeconds": 1, "cleanPodPolicy": "Running"}
+        policy = {"activeDeadlineSeconds": 0, "cleanPodPolicy": "Running"}
         return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"runPolicy": policy}}
 
 

@@ -345,6 +345,13 @@ def lost(job: Job, node: int) -> None:
     job.condition(node, "ContainersReady", "True", "")
 
 
+def given_up(job: Job) -> None:
+    """The operator has ended the job for the sake of its worker."""
+    job.run(0, 1)
+    job.pods[1]["status"] = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
+    job.set_phase("Failed")
+
+
 def removed_unseen(job: Job) -> None:
     """Nobody looked at the job then, but the cluster keeps events for an hour."""
     job.run(0, 1)
@@ -520,6 +527,7 @@ STUCK = (
     "autoscaler cannot help",
 )
 QUEUED = ("job", "jobset", "mpi-operator")
+EARLY = ("mpi-operator", "ms-operator")
 PULLS = f"node 1: pulling the image {IMAGE} (node 0 took 31 s)"
 PENDING_QUOTA = ("QuotaReserved", "False", "WaitingForQuota", "4 more needed")
 REASONS = {
@@ -600,6 +608,10 @@ SITUATIONS = {
     ),
     "init container fails": Situation(
         init_fails, FAILED, ("node 1 (", "Init:Error: its init container fetch ended with exit co")
+    ),
+    # The MPI operator does so once a worker was evicted, and cleans up when the launcher has ended.
+    "ended by its operator before its head": Situation(
+        given_up, RUNNING, ("Failed, but its head is still running",), engines=EARLY
     ),
     "machine does not report": Situation(
         lambda job: lost(job, 1), RUNNING, ("node 1: its machine gpu-1 no longer reports",)
@@ -758,6 +770,43 @@ def test_a_job_that_its_queue_will_never_admit_ends(is_allowed: bool, tmp_path: 
         assert job.backend.status(job.handle).state is FAILED
         (_, body) = job.client.written[-1]
         assert body == ({"spec": {"active": False}} if is_allowed else DELETED)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("worker", ["Pending", "Running", "Unknown", "Failed", "leaving", "early"])
+def test_a_cancel_ends_a_job_whatever_its_pods_do(engine: str, worker: str, tmp_path: Path):
+    """Its operator then deletes the pods that have not ended; a pod that never ends is no job."""
+    job = Job(engine, tmp_path)
+    given_up(job)
+    if worker != "early":
+        job.set_phase("Running")
+    if worker == "leaving":
+        job.pods[1]["metadata"]["deletionTimestamp"] = AT.format(4)
+    elif worker != "early":
+        job.pods[1]["status"]["phase"] = worker
+    job.backend.cancel(job.handle)
+
+    # Every other operator has ended the pods of a job that it considers ended.
+    assert job.has_stopped is (worker != "early" or engine in EARLY)
+    if job.has_stopped:
+        job.cancel()
+        job.pods[0]["metadata"]["deletionTimestamp"] = AT.format(7)
+        assert job.backend.status(job.handle).state is JobState.CANCELLED
+        job.remove(0)
+        assert job.backend.status(job.handle).state is JobState.CANCELLED
+
+
+def test_a_head_that_was_cancelled_while_it_stored_outputs_was_no_success(tmp_path: Path):
+    """MindSpore's operator had called the job a success, as its workers had ended."""
+    job = Job("ms-operator", tmp_path)
+    job.run(0, 1)
+    job.end(1, 0)
+    job.set_phase("Succeeded")
+    job.backend.cancel(job.handle)
+    assert job.has_stopped
+    job.remove(0)
+
+    assert job.backend.status(job.handle).state is JobState.CANCELLED
 
 
 def image_is_missing(engine: str, folder: Path) -> Job:
