@@ -21,7 +21,7 @@ from typing import Any
 import docker
 
 from tests.e2e_kube.conftest import Lab
-from tests.support import kubelet, operators
+from tests.support import jobset, kubelet, operators
 
 LABEL = "cloudjob-test.namespace"
 _POLL_S = 0.2
@@ -46,6 +46,10 @@ class PodRunner:
         # The exit codes of an Indexed Job by node; the controller counts each pod once.
         self._counted: dict[int, int] = {}
         self._running: dict[str, str] = {}
+        # The pods at the last poll, and what the controller has last said of an Indexed Job. Each
+        # request takes time from the ranks, which run on the same machine.
+        self._pods: list[dict[str, Any]] = []
+        self._progress: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
         self.network = f"cloudjob-test-{lab.namespace}"
@@ -79,6 +83,10 @@ class PodRunner:
         for pod, objects, index in self._waiting:
             self._start_pod(pod, objects, index)
         self._waiting.clear()
+
+    def pod_of(self, node: int) -> str:
+        """Return the name of the pod of a node of an Indexed Job."""
+        return next(pod for pod, index in _nodes(self._listed()).items() if index == node)
 
     def delete(self, pod: str, reason: str = "", message: str = "") -> None:
         """Delete a pod of an Indexed Job with its grace period.
@@ -200,7 +208,7 @@ class PodRunner:
     def _mindspore(self, name: str, ended: dict[str, int]) -> str:
         """pkg/controllers/v1/msjob_controller.go: ReconcileJobs, UpdateJobStatus."""
         spec = self._manifest(name)["spec"]
-        if spec["runPolicy"].get("activeDeadlineSeconds") == 1:
+        if spec["runPolicy"].get("activeDeadlineSeconds") == 0:
             return "Failed"
         assert spec["successPolicy"] == "AllWorkers"
         workers = [code for pod, code in ended.items() if "-worker-" in pod]
@@ -211,7 +219,7 @@ class PodRunner:
     def _indexed(self, name: str, ended: dict[str, int]) -> str:
         """Apply the documentation of Jobs: suspend, the success policy, and limits per index."""
         spec = self._manifest(name)["spec"]
-        nodes = self._nodes()
+        nodes = _nodes(self._pods)
         if spec.get("suspend"):
             # The controller gives up these pods before it deletes them, so they do not count.
             self._delete_pods(keep_ended=True)
@@ -233,42 +241,38 @@ class PodRunner:
             return "Succeeded"
         if len(self._counted) == spec["completions"]:
             return "Failed"
-        self.lab.phase(name, "Running", **indexes, active=spec["completions"] - len(self._counted))
+        progress = {**indexes, "active": spec["completions"] - len(self._counted)}
+        if progress != self._progress:
+            self.lab.phase(name, "Running", **progress)
+            self._progress = progress
         return ""
 
     def _jobset(self, name: str, ended: dict[str, int]) -> str:
         """Apply the documentation of JobSet to the only Job of the set."""
-        spec = self._manifest(name)["spec"]
+        manifest = self._manifest(name)
+        spec = manifest["spec"]
         if spec.get("suspend"):
             self._delete_pods(keep_ended=True)
             return "Suspended"
         (group,) = spec["replicatedJobs"]
-        nodes = self._nodes()
-        if any(not code for pod, code in ended.items() if nodes[pod] == 0):
+        reason = jobset.end_of_job(group["template"]["spec"], self._pods)
+        if reason == "SuccessPolicy":
             self._delete_pods(keep_ended=True)
             return "Succeeded"
-        if len(ended) < group["template"]["spec"]["completions"]:
+        if not reason:
             return ""
         assert spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
-        restarts = self.attempts - 1
-        if restarts >= spec["failurePolicy"]["maxRestarts"]:
+        restarted = jobset.after_failure(manifest, reason)
+        if not restarted:
             return "Failed"
         self._delete_pods(keep_ended=False)
         self._start_pods(name)
-        self.lab.phase(name, "Running", restarts=restarts + 1)
+        self.lab.phase(name, "Running", **restarted)
         return ""
-
-    def _nodes(self) -> dict[str, int]:
-        """Return the nodes of the pods that exist, by pod."""
-        items = self.lab.get(self.lab.core("Pod"))["items"]
-        return {
-            item["metadata"]["name"]: int(item["metadata"]["annotations"][operators.INDEX])
-            for item in items
-        }
 
     def _forget_deleted(self) -> None:
         """Remove deleted pods that have been counted: the controller removes its finalizer."""
-        for item in self.lab.get(self.lab.core("Pod"))["items"]:
+        for item in self._pods:
             name = item["metadata"]["name"]
             if item["metadata"].get("deletionTimestamp") and name not in self._running:
                 self.lab.log(name).end()
@@ -284,6 +288,11 @@ class PodRunner:
         while self._running and not self._stop.is_set():
             self._exit_codes()
             time.sleep(_POLL_S)
+
+    def _listed(self) -> list[dict[str, Any]]:
+        """Return the pods that exist."""
+        items: list[dict[str, Any]] = self.lab.get(self.lab.core("Pod"))["items"]
+        return items
 
     def _manifest(self, name: str) -> dict[str, Any]:
         manifest: dict[str, Any] = self.lab.get(self.lab.path(name))
@@ -391,7 +400,8 @@ class PodRunner:
             reason = "OOMKilled" if state["OOMKilled"] else ""
             self.lab.finish(pod, state["ExitCode"], reason)
         codes = {}
-        for item in self.lab.get(self.lab.core("Pod"))["items"]:
+        self._pods = self._listed()
+        for item in self._pods:
             states = (item["status"].get("containerStatuses") or [{}])[0].get("state") or {}
             if "terminated" in states:
                 codes[item["metadata"]["name"]] = states["terminated"]["exitCode"]
@@ -414,13 +424,21 @@ class PodRunner:
             self.lab.log(pod).end()
             self.lab.delete(pod)
         if not keep_ended:
-            for item in self.lab.get(self.lab.core("Pod"))["items"]:
+            for item in self._listed():
                 self.lab.delete(item["metadata"]["name"])
         kubelet_ = self.lab.cluster.kubelet
         for key in list(kubelet_.logs):
             namespace, _, pod = key.partition("/")
             if namespace == self.lab.namespace and not self.lab.get(self.lab.core("Pod", pod)):
                 kubelet_.forget(namespace, pod)
+
+
+def _nodes(pods: list[dict[str, Any]]) -> dict[str, int]:
+    """Return the nodes of pods of an Indexed Job, by name."""
+    return {
+        item["metadata"]["name"]: int(item["metadata"]["annotations"][operators.INDEX])
+        for item in pods
+    }
 
 
 def _held(*kinds: str) -> dict[str, Any]:

@@ -492,7 +492,7 @@ def stopped(lab: Lab, job: str) -> bool:
         return bool(lab.get(path)["items"])
     spec = lab.get(lab.path(job))["spec"]
     policy = spec if lab.engine == "job" else spec["runPolicy"]
-    return bool(policy.get("suspend") or policy.get("activeDeadlineSeconds") == 1)
+    return bool(policy.get("suspend") or policy.get("activeDeadlineSeconds") == 0)
 
 
 def test_cancelling_asks_the_operator(lab: Lab, until: Callable[..., None]):

@@ -16,8 +16,9 @@ from cloudjob.backends.kubernetes.engine import Resource
 from cloudjob.backends.kubernetes.errors import ApiError
 from cloudjob.backends.kubernetes.pod import JOB_LABEL
 from cloudjob.backends.kubernetes.request import ENGINES
-from tests.e2e_kube.conftest import Lab, new_lab
-from tests.support.kueue import GROUP, QUEUE_LABEL, Kueue
+from tests.e2e_kube.conftest import Lab, bind, log_in, may_edit, new_lab
+from tests.support.kube_cluster import MERGE, Cluster
+from tests.support.kueue import GROUP, QUEUE_LABEL, Kueue, visibility
 from tests.unit.cloudjob.backends.test_kubernetes_build import EVERYTHING, build
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.kubernetes_custom]
@@ -132,6 +133,58 @@ def test_a_job_in_a_queue_is_preempted_admitted_again_and_cancelled(
         if served == "v1beta1":
             lab.cluster.serve(GROUP, "v1beta2")
             lab.cluster.await_resources(GROUP, "v1beta2")
+
+
+def may(lab: Lab, name: str, *rules: tuple[str, str, list[str]]) -> None:
+    """Give the guest a role with these rules: a group, a resource, and verbs."""
+    group = "rbac.authorization.k8s.io"
+    keys = ("apiGroups", "resources", "verbs")
+    items = [dict(zip(keys, ([rule[0]], [rule[1]], rule[2]), strict=True)) for rule in rules]
+    role = {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": {"name": name}}
+    path = f"/apis/{group}/v1/namespaces/{lab.namespace}/roles"
+    lab.cluster.ask("POST", path, {**role, "rules": items})
+    bind(lab, "Role", name, "guest")
+
+
+def test_rights_to_kueue_decide_what_a_user_reads_of_a_queue_and_how_a_cancel_ends_the_job(
+    job_lab: Lab, cluster: Cluster, until: Callable[..., None]
+):
+    """With ``edit`` alone, a job in a queue waits without a reason; nobody needs to be an admin."""
+    lab = job_lab
+    may_edit(lab, cluster, "guest")
+    add_queue(lab, "research")
+    lab.write(queue="research")
+    may(lab, "submits", (GROUP, "localqueues", ["get"]))
+    log_in(lab, cluster.guest)
+    with visibility(cluster):
+        jobs = [lab.submit("-n", "2") for _ in range(2)]
+        queues = [Kueue(lab, job) for job in jobs]
+        for queue in queues:
+            queue.wait("WaitingForQuota", "4 more needed")
+        for job in jobs:
+            lab.phase(job, "Suspended")
+        without = lab.status(jobs[1])
+        may(lab, "reads", (GROUP, "workloads", ["get", "list"]))
+        reason = lab.status(jobs[1])
+        seen = (f"visibility.{GROUP}", "localqueues/pendingworkloads", ["get"])
+        may(lab, "sees", seen)
+        positions = [lab.status(job)["wait"]["message"] for job in jobs]
+    cancelling = lab.start("cancel", jobs[1])
+    until(lambda: lab.get(lab.path(jobs[1]))["metadata"].get("deletionTimestamp"), "its deletion")
+    # As the garbage collector does when the pods have gone.
+    free = {"metadata": {"finalizers": None}}
+    lab.cluster.ask("PATCH", lab.path(jobs[1]), free, kind=MERGE)
+    done = lab.end(cancelling)
+
+    assert "a queue or a user may resume it" in str(without["wait"]), without
+    assert reason["wait"]["message"] == "queue research: WaitingForQuota: 4 more needed"
+    # Both may be of the same second.
+    assert sorted(positions) == [
+        f"queue research: position {number}; WaitingForQuota: 4 more needed" for number in (1, 2)
+    ]
+    assert done.code == 0, done
+    assert queues[1].workload["spec"]["active"] is True
+    assert lab.status(jobs[1])["state"] == "CANCELLED"
 
 
 def live_in_a_queue(lab: Lab, until: Callable[..., None]) -> None:

@@ -359,37 +359,47 @@ def test_volcano_starts_a_failed_job_again(
     assert lab.status(done.job)["state"] == "SUCCEEDED"
 
 
-def test_jobset_starts_all_nodes_of_a_failed_job_again(
+def test_jobset_starts_all_nodes_again_for_free_after_a_disruption_and_once_after_a_failure(
     jobset_lab: Lab, engine: docker.APIClient, base_image: str
 ):
-    """A rank on a worker fails in the first attempt."""
+    """The worker is drained in the first attempt, and its rank fails in the second."""
     lab = jobset_lab
-    mark = Path(lab.folder, "store", "mark")
+    marks = Path(lab.folder, "store", "mark")
     (lab.source / "train.py").write_text(
-        "import os, socket, sys, time\n"
+        "import glob, os, socket, sys, time\n"
         "rank = os.environ['OMPI_COMM_WORLD_RANK']\n"
-        f"mark = {str(mark)!r} + rank\n"
-        "if not os.path.exists(mark):\n"
-        "    open(mark, 'a').close()\n"
-        "    print('first attempt', flush=True)\n"
+        f"marks = {str(marks)!r}\n"
+        "attempt = len(glob.glob(f'{marks}-{rank}-*')) + 1\n"
+        "open(f'{marks}-{rank}-{attempt}', 'a').close()\n"
+        "print('attempt', attempt, 'on', socket.gethostname(), flush=True)\n"
         # The failure of one rank ends the other, even before its script has started.
-        f"    while not os.path.exists({str(mark)!r} + '0'):\n"
-        "        time.sleep(0.1)\n"
-        "    sys.exit(9) if rank == '1' else time.sleep(600)\n"
-        "print('second attempt on', socket.gethostname())\n"
+        "while attempt == 2 and not os.path.exists(f'{marks}-0-2'):\n"
+        "    time.sleep(0.1)\n"
+        "if attempt < 3:\n"
+        "    sys.exit(9) if (attempt, rank) == (2, '1') else time.sleep(600)\n"
     )
-    with PodRunner(lab, engine, base_image) as runner:
-        done = lab.run("submit", "--config", "job.yaml", "-n", "2", "--retries", "1", "train.py")
+    path = lab.folder / "submit.log"
+    arguments = ("--config", "job.yaml", "-n", "2", "--retries", "1", "train.py")
+    with PodRunner(lab, engine, base_image) as runner, path.open("wb") as file:
+        submitting = lab.start("submit", *arguments, out=file)
+        with Followed(submitting, path) as followed:
+            followed.await_all(b"[0] attempt 1", b"[1] attempt 1", limit_s=LIMIT_S)
+            runner.delete(runner.pod_of(1), "EvictionByEvictionAPI", "drained")
+            code = submitting.wait(LIMIT_S)
 
-    assert done.code == 0, done
-    assert runner.attempts == 2
-    assert sorted(line for line in done.out.split("\n") if "attempt" in line) == [
-        "[0] first attempt",
-        f"[0] second attempt on {done.job}-node-0-0",
-        "[1] first attempt",
-        f"[1] second attempt on {done.job}-node-0-1",
-    ], done
-    status = lab.status(done.job)
+    text = path.read_text()
+    assert code == 0, text
+    assert runner.attempts == 3
+    (job_set,) = lab.get(lab.path())["items"]
+    job = job_set["metadata"]["name"]
+    assert sorted(line for line in text.split("\n") if "] attempt" in line) == [
+        f"[{rank}] attempt {attempt} on {job}-node-0-{rank}"
+        for rank in (0, 1)
+        for attempt in (1, 2, 3)
+    ], text
+    counts = [job_set["status"][key] for key in ("restarts", "restartsCountTowardsMax")]
+    assert counts == [2, 1]
+    status = lab.status(job)
     assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0)
 
 

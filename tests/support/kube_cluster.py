@@ -122,7 +122,7 @@ class Cluster:
         key = self.folder / "service-account.key"
         argv = ["openssl", "genrsa", "-out", str(key), "2048"]
         subprocess.run(argv, check=True, capture_output=True)
-        _make_certificate(self.folder / "proxy", "proxy")
+        make_certificate(self.folder / "proxy", "proxy")
         tokens = self.folder / "tokens.csv"
         users = [f"{self.admin},admin,1,system:masters", f"{self.guest},guest,2"]
         tokens.write_text("\n".join([*users, f"{self.peer},peer,3\n"]))
@@ -296,10 +296,14 @@ class Cluster:
 
         ask("compaction", revision=ask("range", key="AA==")["header"]["revision"], physical=True)
 
-    def serve(self, group: str, version: str) -> None:
-        """Pass requests for a version of an API group on to the recent API server."""
+    def serve(self, group: str, version: str, port: int = 0) -> None:
+        """Pass requests for a version of an API group on to the recent API server.
+
+        Args:
+            port: That of another server of this host; 0 for the recent API server.
+        """
         name = f"{version}.{group}"
-        service = {"name": "custom", "namespace": "default", "port": self.custom_port}
+        service = {"name": "custom", "namespace": "default", "port": port or self.custom_port}
         spec = {
             "group": group,
             "version": version,
@@ -457,7 +461,7 @@ class Kubelet:
     def start(self) -> None:
         """Listen, with its own certificate."""
         folder = self._folder
-        _make_certificate(folder / "kubelet", "machine-0")
+        make_certificate(folder / "kubelet", "machine-0")
         kubelet = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -510,7 +514,7 @@ class Kubelet:
             handler.wfile.flush()
 
 
-def _make_certificate(path: Path, name: str) -> None:
+def make_certificate(path: Path, name: str) -> None:
     """Write a self-signed certificate, and its key, to this path with a suffix."""
     argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     argv += ["-keyout", f"{path}.key", "-out", f"{path}.crt", "-subj", f"/CN={name}"]

@@ -6,14 +6,21 @@ place of its controllers: ``reconcile`` applies the rules to what users have cha
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import json
+import ssl
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from tests.e2e_kube.conftest import Lab
-from tests.support.kube_cluster import MERGE
+from tests.support.kube_cluster import MERGE, Cluster, make_certificate
 
 GROUP = "kueue.x-k8s.io"
 QUEUE_LABEL = f"{GROUP}/queue-name"
+_VISIBILITY, _VERSION = f"visibility.{GROUP}", "v1beta2"
 
 
 class Kueue:
@@ -109,3 +116,58 @@ class Kueue:
         status_path = f"{self._path}/{self._job}/status"
         status = {"status": {"conditions": [*items.values()]}}
         self._lab.cluster.ask("PATCH", status_path, status, kind=MERGE)
+
+
+@contextlib.contextmanager
+def visibility(cluster: Cluster) -> Iterator[None]:
+    """Serve Kueue's API of positions in queues; the API server checks the permissions for it."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            parts = self.path.partition("?")[0].strip("/").split("/")
+            data = json.dumps(_pending(cluster, parts[4], parts[6]) if parts[7:] else _resources())
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(data.encode())
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    make_certificate(cluster.folder / "visibility", "localhost")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cluster.folder / "visibility.crt", cluster.folder / "visibility.key")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        cluster.serve(_VISIBILITY, _VERSION, server.server_port)
+        try:
+            cluster.await_resources(_VISIBILITY, _VERSION)
+            yield
+        finally:
+            cluster.unserve(_VISIBILITY, _VERSION)
+            server.shutdown()
+
+
+def _resources() -> dict[str, Any]:
+    resource = {"name": "localqueues/pendingworkloads", "kind": "PendingWorkloadsSummary"}
+    return {
+        **{"kind": "APIResourceList", "apiVersion": "v1"},
+        "groupVersion": f"{_VISIBILITY}/{_VERSION}",
+        "resources": [{**resource, "singularName": "", "namespaced": True, "verbs": ["get"]}],
+    }
+
+
+def _pending(cluster: Cluster, namespace: str, queue: str) -> dict[str, Any]:
+    """Return the summary of a queue: the oldest Workload is the first."""
+    path = f"/apis/{GROUP}/v1beta1/namespaces/{namespace}/workloads"
+    items = [x for x in cluster.ask("GET", path)["items"] if x["spec"]["queueName"] == queue]
+    items.sort(key=lambda item: (item["metadata"]["creationTimestamp"], item["metadata"]["name"]))
+    return {
+        **{"kind": "PendingWorkloadsSummary", "apiVersion": f"{_VISIBILITY}/{_VERSION}"},
+        "items": [
+            {"metadata": item["metadata"], "localQueueName": queue, "positionInLocalQueue": number}
+            for number, item in enumerate(items)
+        ],
+    }

@@ -45,6 +45,7 @@ class NewerJobs:
         self._port = port
         self._newer: dict[str, Object] = {}
         self._lock = threading.Lock()
+        self._context = ssl._create_unverified_context()
         newer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -100,9 +101,8 @@ class NewerJobs:
         self, handler: http.server.BaseHTTPRequestHandler, body: bytes
     ) -> Iterator[http.client.HTTPResponse]:
         """Yield the cluster's answer to a request."""
-        context = ssl._create_unverified_context()
         upstream = http.client.HTTPSConnection(
-            "127.0.0.1", self._port, timeout=_LIMIT_S, context=context
+            "127.0.0.1", self._port, timeout=_LIMIT_S, context=self._context
         )
         names = ("Authorization", "Content-Type", "Accept")
         headers = {name: handler.headers[name] for name in names if name in handler.headers}

@@ -94,7 +94,7 @@ def job_set(manifest: Object, uid: str = "") -> Made:
         "metadata": {"name": f"{name}-{group['name']}-0", "namespace": namespace},
         "spec": {**group["template"]["spec"]},
     }
-    # What a disruption does is known, but no test of ours disrupts these pods.
+    # It says when the Job fails (``tests.support.jobset``), not how its pods look.
     job["spec"].pop("podFailurePolicy", None)
     owner = _owner(manifest, uid)
     pods = []

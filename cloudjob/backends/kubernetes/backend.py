@@ -454,7 +454,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         where = _parse_handle(handle)
         client = self._client(where.cluster)
         job = self._job(client, where)
-        if where.engine.stage(job, False).state.is_final:
+        pods, _ = logs.pods(client, self._place(where, None))
+        if state.stage_of(where.engine, job, pods, is_cancelled=False).state.is_final:
             return
         doing = f"cancelling {handle}"
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

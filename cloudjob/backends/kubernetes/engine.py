@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.backends.kubernetes import pod as pods
@@ -96,6 +97,7 @@ class Engine(ABC):
         queues_in_kueue: Whether ``kubernetes.queue`` is a LocalQueue of Kueue.
         optional: The fields of ``spec`` that older servers may drop.
         size: Where a job's manifest has the number of its nodes.
+        stopped: The fields of ``spec`` that let the operator delete only the pods of a job.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Engine(ABC):
     queues_in_kueue = False
     optional: tuple[str, ...] = ()
     size: tuple[str | int, ...]
+    stopped: Mapping[str, Any] = MappingProxyType({"suspend": True})
 
     @abstractmethod
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
@@ -142,13 +145,13 @@ class Engine(ABC):
             is_cancelled: Whether cloudjob has cancelled it.
         """
 
-    @abstractmethod
     def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
         """Return the request that ends the pods of a job and keeps its manifest.
 
         Returns:
             Method, resource, name and body.
         """
+        return "PATCH", self.resource, str(job["metadata"]["name"]), {"spec": dict(self.stopped)}
 
     def environment(self, submission: Submission, job_names: Names, node: int) -> dict[str, str]:
         """Return the variables that the entry of a node is given."""

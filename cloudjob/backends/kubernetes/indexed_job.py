@@ -99,10 +99,6 @@ class IndexedJob(Engine):
             has_asked="Suspended" in held,
         )
 
-    def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
-        """Return the patch that suspends the job, so that the controller deletes only its pods."""
-        return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"suspend": True}}
-
 
 def body_of(
     submission: Submission, job_names: Names, hosts: tuple[str, ...], *, has_delivery: bool

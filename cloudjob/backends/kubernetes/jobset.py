@@ -92,10 +92,6 @@ class JobSet(Engine):
             may_restart=bool(_restarts(job)),
         )
 
-    def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
-        """Return the patch that suspends the set, so that its controller deletes only the pods."""
-        return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"suspend": True}}
-
 
 def _restarts(job: Mapping[str, Any]) -> int:
     policy = (job.get("spec") or {}).get("failurePolicy") or {}

@@ -6,6 +6,7 @@ cloudjob uses the ssh key and the host file that the operator creates for each j
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cloudjob.backends.kubernetes import engine as engines
@@ -35,12 +36,15 @@ class MpiOperator(Engine):
     resource = RESOURCE
     makes_key = True
     kueue_resumes = True
+    # Once a worker was evicted.
+    is_early = True
     no_retries = (
         "the MPI operator restarts only its launcher, after the workers of the failed job have "
         "ended"
     )
     makers = ("", "-launcher")
     size = kubeflow.SIZE
+    stopped = MappingProxyType({"runPolicy": {"suspend": True}})
 
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
         """Return the network names of the nodes."""
@@ -100,11 +104,6 @@ class MpiOperator(Engine):
     def stage(self, job: Mapping[str, Any], is_cancelled: bool) -> Stage:
         """Return the state of a job."""
         return kubeflow.stage_of_conditions(job, is_cancelled)
-
-    def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
-        """Return the patch that suspends the job, so that the operator deletes only its pods."""
-        body = {"spec": {"runPolicy": {"suspend": True}}}
-        return "PATCH", RESOURCE, str(job["metadata"]["name"]), body
 
 
 def _own_host_file(submission: Submission) -> dict[str, str]:

@@ -8,6 +8,7 @@ workers have ended; this module compensates for both.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends.kubernetes import engine as engines
@@ -51,6 +52,12 @@ class MsOperator(Engine):
     needs_services = True
     is_early = True
     size = kubeflow.SIZE
+    # It can neither suspend a job nor abort it, but deletes the pods of one that has expired. With
+    # this policy, those that have ended stay, for their logs. It looks at the deadline only when
+    # something changes, so none is left.
+    stopped = MappingProxyType(
+        {"runPolicy": {"activeDeadlineSeconds": 0, "cleanPodPolicy": "Running"}}
+    )
 
     def hosts(self, name: str, nodes: int) -> tuple[str, ...]:
         """Return the network names of the nodes: services, the operator's and ours."""
@@ -144,14 +151,6 @@ class MsOperator(Engine):
             # It waits in a queue; if it is scheduled, the operator ends it at once.
             return of_conditions._replace(state=JobState.CANCELLED)
         return of_conditions._replace(has_asked=of_conditions.state is JobState.CANCELLED)
-
-    def stop(self, job: Mapping[str, Any]) -> tuple[str, Resource, str, dict[str, Any]]:
-        """Return the patch that expires the job, so that the operator deletes its running pods.
-
-        It can neither suspend a job nor abort it.
-        """
-        policy = {"activeDeadlineSeconds": 1, "cleanPodPolicy": "Running"}
-        return "PATCH", RESOURCE, str(job["metadata"]["name"]), {"spec": {"runPolicy": policy}}
 
 
 def _name_containers(job: Mapping[str, Any], port: int) -> None:

@@ -155,9 +155,7 @@ def status_of(
         decision: How cloudjob has ended it; None if it has not.
     """
     nodes = [pod for pod in pods if pod.node is not None]
-    stage = engine.stage(job, is_cancelled)
-    if engine.is_early and stage.state.is_final:
-        stage = _with_head(stage, nodes)
+    stage = stage_of(engine, job, nodes, is_cancelled=is_cancelled)
     if engine.reads_pods and not stage.state.is_final:
         stage = _with_pods(stage, nodes, is_cancelled=is_cancelled)
     if not (stage.state.is_final or stage.may_restart or is_cancelled):
@@ -173,16 +171,23 @@ def status_of(
     if worst_wait and worst_wait.is_trouble:
         native = f"{stage.native} ({worst_wait.message})"
     wait = _wait(_absent(nodes), waits)
-    if wait is None and stage.state is JobState.PENDING and not nodes:
+    is_new = stage.state is JobState.PENDING or stage.native == "Restarting"
+    if wait is None and is_new and not nodes:
         wait = _without_pods(job, stage)
     return unended(stage.state, native, started_at, wait)
 
 
-def _with_head(stage: Stage, nodes: list[Pod]) -> Stage:
-    """Return the status of a job whose operator considers only the workers."""
-    head = next((pod for pod in nodes if pod.node == 0), None)
-    if head is None or head.is_leaving:
+def stage_of(
+    engine: Engine, job: Mapping[str, Any], pods: Iterable[Pod], *, is_cancelled: bool
+) -> Stage:
+    """Return what the operator says of a job, unless it has ended it before the head has ended."""
+    stage = engine.stage(job, is_cancelled)
+    if not (engine.is_early and stage.state.is_final):
         return stage
+    head = next((pod for pod in pods if pod.node == 0), None)
+    if head is None or head.is_leaving:
+        # The operator may have called the job a success before its head was told to end.
+        return stage._replace(state=JobState.CANCELLED) if is_cancelled else stage
     if head.has_started and not head.is_over:
         # It stores outputs and writes the record.
         native = f"{stage.native}, but its head is still running"

@@ -33,6 +33,10 @@ from tests.unit.cloudjob.backends.test_kubernetes_build import build
 Object = dict[str, Any]
 AT = "2026-11-21T10:00:0{}Z"
 IMAGE = "registry.example.com/base:1"
+NO_FOLDER = (
+    'MountVolume.SetUp failed for volume "hub" : hostPath type check failed: /mnt/data is not a '
+    "directory"
+)
 NO_ROOM = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 QUOTA = 'pods "x" is forbidden: exceeded quota: gpus, requested: 8, used: 8, limited: 8'
 SMALL_QUOTA = (
@@ -345,6 +349,19 @@ def lost(job: Job, node: int) -> None:
     job.condition(node, "ContainersReady", "True", "")
 
 
+def given_up(job: Job) -> None:
+    """The operator has ended the job for the sake of its worker."""
+    job.run(0, 1)
+    job.pods[1]["status"] = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
+    job.set_phase("Failed")
+
+
+def resumed(job: Job) -> None:
+    job.run(0, 1)
+    condition = {"type": "Suspended", "status": "False", "lastTransitionTime": AT.format(2)}
+    job.job["status"].setdefault("conditions", []).insert(0, condition)
+
+
 def removed_unseen(job: Job) -> None:
     """Nobody looked at the job then, but the cluster keeps events for an hour."""
     job.run(0, 1)
@@ -468,6 +485,10 @@ WAITS = {
         mount_times_out,
         'node 0: FailedMount: MountVolume.SetUp failed for volume "hub" : secret "hub" not found;',
     ),
+    "folder missing on its machine": (
+        lambda job: (job.place(0), job.pod_event(0, "FailedMount", NO_FOLDER))[0],
+        f"node 0: FailedMount: {NO_FOLDER}; check kubernetes.volumes",
+    ),
     "quota is too small": (refused(SMALL_QUOTA), "limited: requests.nvidia.com/gpu=12"),
     "no machine fits": (unschedulable(NO_MACHINE), f"node 0: Unschedulable: {NO_MACHINE}"),
     "every machine is too small": (
@@ -517,9 +538,10 @@ STUCK = (
     *("policy refuses", "service account", "priority class", "image missing", "image back-off"),
     *("image never pulled", "image of an init container", "secret missing", "no machine fits"),
     *("mount of a missing secret", "every machine is too small", "claim missing"),
-    "autoscaler cannot help",
+    *("autoscaler cannot help", "folder missing on its machine"),
 )
 QUEUED = ("job", "jobset", "mpi-operator")
+EARLY = ("mpi-operator", "ms-operator")
 PULLS = f"node 1: pulling the image {IMAGE} (node 0 took 31 s)"
 PENDING_QUOTA = ("QuotaReserved", "False", "WaitingForQuota", "4 more needed")
 REASONS = {
@@ -600,6 +622,18 @@ SITUATIONS = {
     ),
     "init container fails": Situation(
         init_fails, FAILED, ("node 1 (", "Init:Error: its init container fetch ended with exit co")
+    ),
+    # Kueue lets its controller continue, which leaves a condition that is not true.
+    "resumed": Situation(resumed, RUNNING, ("Running",), engines=QUEUED),
+    "restarts, and has no pods": Situation(
+        lambda job: (job.remove(0, 1), job.set_phase("Restarting"))[0],
+        RUNNING,
+        ("it has no pods yet",),
+        engines=("volcano", "mpi-operator", "ms-operator"),
+    ),
+    # The MPI operator does so once a worker was evicted, and cleans up when the launcher has ended.
+    "ended by its operator before its head": Situation(
+        given_up, RUNNING, ("Failed, but its head is still running",), engines=EARLY
     ),
     "machine does not report": Situation(
         lambda job: lost(job, 1), RUNNING, ("node 1: its machine gpu-1 no longer reports",)
@@ -758,6 +792,61 @@ def test_a_job_that_its_queue_will_never_admit_ends(is_allowed: bool, tmp_path: 
         assert job.backend.status(job.handle).state is FAILED
         (_, body) = job.client.written[-1]
         assert body == ({"spec": {"active": False}} if is_allowed else DELETED)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("worker", ["Pending", "Running", "Unknown", "Failed", "leaving", "early"])
+def test_a_cancel_ends_a_job_whatever_its_pods_do(engine: str, worker: str, tmp_path: Path):
+    """Its operator then deletes the pods that have not ended; a pod that never ends is no job."""
+    job = Job(engine, tmp_path)
+    given_up(job)
+    if worker != "early":
+        job.set_phase("Running")
+    if worker == "leaving":
+        job.pods[1]["metadata"]["deletionTimestamp"] = AT.format(4)
+    elif worker != "early":
+        job.pods[1]["status"]["phase"] = worker
+    job.backend.cancel(job.handle)
+
+    # Every other operator has ended the pods of a job that it considers ended.
+    assert job.has_stopped is (worker != "early" or engine in EARLY)
+    if job.has_stopped:
+        job.cancel()
+        job.pods[0]["metadata"]["deletionTimestamp"] = AT.format(7)
+        assert job.backend.status(job.handle).state is JobState.CANCELLED
+        job.remove(0)
+        assert job.backend.status(job.handle).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("engine", QUEUED)
+def test_a_second_cancel_stops_a_job_that_kueue_has_given_up_and_that_still_runs(
+    engine: str, tmp_path: Path
+):
+    """Kueue may be down, or no longer manage such jobs (kueue#8387); nothing resumes the job."""
+    job = Job(engine, tmp_path)
+    job.queue(("Admitted", "True", "Admitted", ""))
+    job.client.objects |= {f"{PODS}/{p['metadata']['name']}": p for p in job.pods.values()}
+    job.run(0, 1)
+    job.backend.cancel(job.handle)
+    path, body = job.client.written[-1]
+    assert body == {"spec": {"active": False}}
+    job.client.objects[path]["spec"]["active"] = False
+    job.backend.cancel(job.handle)
+
+    assert job.client.written[-1][1] == {"spec": dict(job.engine.stopped)}
+
+
+def test_a_head_that_was_cancelled_while_it_stored_outputs_was_no_success(tmp_path: Path):
+    """MindSpore's operator had called the job a success, as its workers had ended."""
+    job = Job("ms-operator", tmp_path)
+    job.run(0, 1)
+    job.end(1, 0)
+    job.set_phase("Succeeded")
+    job.backend.cancel(job.handle)
+    assert job.has_stopped
+    job.remove(0)
+
+    assert job.backend.status(job.handle).state is JobState.CANCELLED
 
 
 def image_is_missing(engine: str, folder: Path) -> Job:
