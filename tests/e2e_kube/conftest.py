@@ -27,7 +27,7 @@ from tests.support.newer_jobs import NewerCluster, NewerJobs
 from tests.support.polling import Followed, poll
 
 BIN = Path(sys.executable).parent
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 RESOURCES = {
     "volcano": "/apis/batch.volcano.sh/v1alpha1/namespaces/{}/jobs",
     "mpi-operator": "/apis/kubeflow.org/v2beta1/namespaces/{}/mpijobs",
