@@ -278,6 +278,86 @@ def test_outputs_are_browsed_and_downloaded_whatever_their_names(
     page.shows("the job has stored no such file")
 
 
+COUNT = """
+import json, os, sys, time
+from pathlib import Path
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+for step in range(123_450, 123_457 + rank):
+    print(json.dumps({"step": step, "loss": 2500.75 / (step - 123_449) + rank}), flush=True)
+weights, done = (Path(os.environ["MODEL"], name) for name in ("weights", "done"))
+if rank == 0:
+    weights.write_bytes(bytes(1_234_567))
+    done.touch()
+while not done.exists():
+    time.sleep(0.1)
+if rank == 1:
+    sys.exit(7)
+time.sleep(600)
+"""
+# The texts of the cells of a row, by column.
+CELLS = """
+const cells = [...document.querySelectorAll(`${arguments[0]} .ag-row .ag-cell`)];
+const rows = {};
+for (const cell of cells) {
+  const row = cell.closest(".ag-row").getAttribute("row-id");
+  (rows[row] ??= {})[cell.getAttribute("col-id")] = cell.innerText.trim();
+}
+return rows;
+"""
+
+
+def test_the_numbers_of_all_pages_are_those_of_the_log_and_the_record(
+    home: Path, tmp_path: Path, open_page: OpenPage
+):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "count.py").write_text(COUNT)
+    options = ("--procs-per-node", "2", "--output", "MODEL=", "count.py")
+    job = json.loads(run(home, "submit", "--json", *options, cwd=source).stdout)["job"]
+    log = run(home, "logs", job)
+    lines = [*log.stdout.splitlines(), *log.stderr.splitlines()]
+    last_line = dict(line[1:].split("] ", 1) for line in log.stdout.splitlines())
+    points = json.loads(run(home, "metrics", "--json", job).stdout)
+    last = {str(point["rank"]): (point["step"], point["value"]) for point in points}
+    duration = run(home, "status", job).stdout.partition("FAILED in ")[2].partition("\n")[0]
+    size = run(home, "outputs", job).stdout.partition("  MODEL/weights")[0].split("\n")[-1].strip()
+    assert [step for step, _ in (last["0"], last["1"])] == [123_456, 123_457]
+    page = open_page(home)
+
+    def cells(grid: str) -> dict[str, dict[str, str]]:
+        return dict(page.driver.execute_script(CELLS, grid))  # type: ignore[no-untyped-call]
+
+    page.shows(job)
+    row = cells(".jobs-grid")[job]
+    names = ("state", "nodes", "ranks", "started", "exit_code")
+    assert [row[name] for name in names] == ["FAILED", "1", "2", duration, "7"]
+    page.open(f"/job/{job}")
+    page.shows(f"{duration} · submitted", "rank 1 · exit code 7", "Ranks\n2\n")
+    page.open(f"/job/{job}/ranks")
+    page.shows("Rank 1 made the job fail", last_line["0"], last_line["1"])
+    ranks = cells(".outputs-grid")
+    assert {rank: (each["step"], each["line"]) for rank, each in ranks.items()} == {
+        rank: (str(step), last_line[rank]) for rank, (step, _) in last.items()
+    }
+    page.open(f"/job/{job}/metrics")
+    page.await_true(f"{CHARTS}.length === 1 && !!{CHARTS}[0]")
+    ends = f"{CHARTS}[0].getOption().series.map(s => [s.name, s.data.at(-1)])"
+    assert page.script(f"return {ends}") == [[f"rank {rank}", [*last[rank]]] for rank in "01"]
+    tip = "{type: 'showTip', seriesIndex: 1, dataIndex: 7}"
+    page.script(f"{CHARTS}[0].dispatchAction({tip})")
+    page.shows("123,457", f"rank 1: {last['1'][1]:.2f}")
+    page.open(f"/job/{job}/log")
+    page.shows(f"{len(lines)} lines")
+    of_rank = sum(line.startswith("[1] ") for line in lines)
+    page.open(f"/job/{job}/log?rank=1")
+    page.shows(f"{of_rank} of {len(lines)} lines")
+    page.open(f"/job/{job}/outputs?path=MODEL/")
+    page.shows("weights", "done", size)
+    sizes = {each["name"]: each["bytes"] for each in cells(".outputs-grid").values()}
+    assert sizes == {"weights": size, "done": "0 bytes"}
+    assert page.problems() == []
+
+
 def test_jobs_are_compared_in_results_description_variables_code_and_curves(
     home: Path, failed: str, source: Path, tmp_path: Path, open_page: OpenPage
 ):

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import pairwise
-from math import fsum
+from math import fsum, inf, isfinite, nan
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -232,11 +232,14 @@ def _height(point: tuple[float, float]) -> float:
 
 def _smooth(points: Points, weight: float) -> Points:
     """Return points that follow the earlier ones; the first ones are not drawn towards 0."""
-    total = mass = 0.0
+    mean = mass = 0.0
     smoothed = []
     for x, value in points:
-        total, mass = weight * total + value, weight * mass + 1
-        smoothed.append((x, total / mass))
+        if isfinite(value):
+            mass = weight * mass + 1
+            # Written so, equal values have exactly their value.
+            mean += (value - mean) / mass
+        smoothed.append((x, mean if isfinite(value) else value))
     return smoothed
 
 
@@ -249,7 +252,7 @@ def _option(lines: Lines, draws_range: bool) -> dict[str, Any]:
         {
             "type": "line",
             "name": name,
-            "showSymbol": len(points) < 3 and not draws_range,
+            "showSymbol": not draws_range and _has_lone_point(points),
             "data": points,
             # Lines that are not drawn are in the tooltip.
             **({"lineStyle": {"opacity": 0}, "silent": True} if draws_range else {}),
@@ -269,6 +272,13 @@ def _option(lines: Lines, draws_range: bool) -> dict[str, Any]:
         "yAxis": {"type": "value", "axisLabel": _VALUES, "splitLine": GRID_LINES},
         "series": [*(_range_series(lines) if draws_range else ()), *each],
     }
+
+
+def _has_lone_point(points: Points) -> bool:
+    """Whether a point has no neighbour that a line could join it with, as after a NaN."""
+    are_finite = [isfinite(value) for _, value in points]
+    neighbours = zip([False, *are_finite], are_finite, [*are_finite[1:], False], strict=False)
+    return len(points) < 3 or (False, True, False) in neighbours
 
 
 def _range_series(lines: Lines) -> list[dict[str, Any]]:
@@ -306,6 +316,8 @@ def _places(lines: Iterable[Points]) -> Iterable[tuple[float, list[float]]]:
 def _mean(values: Iterable[float]) -> float:
     """Return the mean, also of numbers whose sum is too large for a number."""
     numbers = list(values)
+    if inf in numbers and -inf in numbers:
+        return nan
     return fsum(number / len(numbers) for number in numbers)
 
 

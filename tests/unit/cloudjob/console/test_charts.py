@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, isnan, nan
 from typing import Any
 
 import pytest
@@ -381,6 +382,35 @@ def test_the_range_of_lines_at_different_places_is_that_of_each_short_part():
 
     assert 100 < len(drawn["mean"]) <= 251
     assert {value for _, value in drawn["span"][1:-1]} == {8.0}
+
+
+@pytest.mark.parametrize("weight", [0.222, 0.9])
+def test_a_smooth_line_of_equal_values_is_straight_and_goes_on_after_a_nan(weight: float):
+    values = dict.fromkeys(range(300), 0.0001) | {150: nan}
+    [chart] = charts.curves(losses(values), view=charts.View(smoothing=weight))
+
+    smoothed = [value for _, value in chart.option["series"][0]["data"]]
+    assert {value for value in smoothed if not isnan(value)} == {1e-4}
+    assert [step for step, value in enumerate(smoothed) if isnan(value)] == [150]
+
+
+@pytest.mark.parametrize(
+    ("values", "has_symbols"),
+    [([1, nan, 2, 3], True), ([1, 2, nan, 3, nan], True), ([1, 2, nan, 3, 4], False)],
+)
+def test_a_value_between_two_that_are_none_is_drawn(values: list[float], has_symbols: bool):
+    [chart] = charts.curves(losses(dict(enumerate(values))))
+
+    assert chart.option["series"][0]["showSymbol"] is has_symbols
+
+
+def test_a_metric_may_be_infinite_in_both_directions():
+    points = [MetricPoint("loss", rank, 0, value) for rank, value in enumerate((inf, -inf))]
+    [chart] = charts.curves(points)
+    [longer] = charts.curves(losses(dict(enumerate([inf, -inf, 1.0] * 500))))
+
+    assert chart.note == "last nan on average, -inf to inf"
+    assert longer.note == "last 1"
 
 
 def test_a_smooth_line_follows_the_earlier_values():
