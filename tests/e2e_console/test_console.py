@@ -21,6 +21,7 @@ from cloudjob.emulator import daemon
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import Failure, JobState, JobStatus, to_json
+from cloudjob.model.text import size_text
 from tests.support.browser import Page, run
 from tests.support.emulator import running
 from tests.support.polling import poll
@@ -287,8 +288,8 @@ for step in range(123_450, 123_457 + rank):
 weights, done = (Path(os.environ["MODEL"], name) for name in ("weights", "done"))
 if rank == 0:
     weights.write_bytes(bytes(1_234_567))
-    done.touch()
-while not done.exists():
+    done.write_text("yes")
+while not (done.exists() and done.stat().st_size):
     time.sleep(0.1)
 if rank == 1:
     sys.exit(7)
@@ -306,36 +307,37 @@ return rows;
 """
 
 
+def cells(page: Page, grid: str) -> dict[str, dict[str, str]]:
+    return dict(page.driver.execute_script(CELLS, grid))  # type: ignore[no-untyped-call]
+
+
 def test_the_numbers_of_all_pages_are_those_of_the_log_and_the_record(
     home: Path, tmp_path: Path, open_page: OpenPage
 ):
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "count.py").write_text(COUNT)
-    options = ("--procs-per-node", "2", "--output", "MODEL=", "count.py")
-    job = json.loads(run(home, "submit", "--json", *options, cwd=source).stdout)["job"]
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "count.py").write_text(COUNT)
+    options = ("--json", "--procs-per-node", "2", "--output", "MODEL=", "count.py")
+    job = json.loads(run(home, "submit", *options, cwd=tmp_path / "source").stdout)["job"]
     log = run(home, "logs", job)
     lines = [*log.stdout.splitlines(), *log.stderr.splitlines()]
     last_line = dict(line[1:].split("] ", 1) for line in log.stdout.splitlines())
     points = json.loads(run(home, "metrics", "--json", job).stdout)
     last = {str(point["rank"]): (point["step"], point["value"]) for point in points}
     duration = run(home, "status", job).stdout.partition("FAILED in ")[2].partition("\n")[0]
-    size = run(home, "outputs", job).stdout.partition("  MODEL/weights")[0].split("\n")[-1].strip()
     assert [step for step, _ in (last["0"], last["1"])] == [123_456, 123_457]
+    run(home, "outputs", "--to", tmp_path / "fetched", job)
+    files = (tmp_path / "fetched" / "MODEL").iterdir()
     page = open_page(home)
 
-    def cells(grid: str) -> dict[str, dict[str, str]]:
-        return dict(page.driver.execute_script(CELLS, grid))  # type: ignore[no-untyped-call]
-
     page.shows(job)
-    row = cells(".jobs-grid")[job]
+    row = cells(page, ".jobs-grid")[job]
     names = ("state", "nodes", "ranks", "started", "exit_code")
     assert [row[name] for name in names] == ["FAILED", "1", "2", duration, "7"]
     page.open(f"/job/{job}")
     page.shows(f"{duration} · submitted", "rank 1 · exit code 7", "Ranks\n2\n")
     page.open(f"/job/{job}/ranks")
     page.shows("Rank 1 made the job fail", last_line["0"], last_line["1"])
-    ranks = cells(".outputs-grid")
+    ranks = cells(page, ".outputs-grid")
     assert {rank: (each["step"], each["line"]) for rank, each in ranks.items()} == {
         rank: (str(step), last_line[rank]) for rank, (step, _) in last.items()
     }
@@ -343,18 +345,16 @@ def test_the_numbers_of_all_pages_are_those_of_the_log_and_the_record(
     page.await_true(f"{CHARTS}.length === 1 && !!{CHARTS}[0]")
     ends = f"{CHARTS}[0].getOption().series.map(s => [s.name, s.data.at(-1)])"
     assert page.script(f"return {ends}") == [[f"rank {rank}", [*last[rank]]] for rank in "01"]
-    tip = "{type: 'showTip', seriesIndex: 1, dataIndex: 7}"
-    page.script(f"{CHARTS}[0].dispatchAction({tip})")
+    page.script(f"{CHARTS}[0].dispatchAction({{type: 'showTip', seriesIndex: 1, dataIndex: 7}})")
     page.shows("123,457", f"rank 1: {last['1'][1]:.2f}")
     page.open(f"/job/{job}/log")
     page.shows(f"{len(lines)} lines")
-    of_rank = sum(line.startswith("[1] ") for line in lines)
     page.open(f"/job/{job}/log?rank=1")
-    page.shows(f"{of_rank} of {len(lines)} lines")
+    page.shows(f"{log.stdout.count('[1] ')} of {len(lines)} lines")
     page.open(f"/job/{job}/outputs?path=MODEL/")
-    page.shows("weights", "done", size)
-    sizes = {each["name"]: each["bytes"] for each in cells(".outputs-grid").values()}
-    assert sizes == {"weights": size, "done": "0 bytes"}
+    page.shows("weights", "done")
+    sizes = {each["name"]: each["bytes"] for each in cells(page, ".outputs-grid").values()}
+    assert sizes == {file.name: size_text(file.stat().st_size) for file in files}
     assert page.problems() == []
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cloudjob.console.charts.style import ELAPSED_FROM_0, FAILED, FONT, QUIET, Chart, wheel_zoom
+from cloudjob.console.charts.style import FAILED, Chart, bars_option
 from cloudjob.model import times
 from cloudjob.model.status import JobState, JobStatus, Phase
 
@@ -66,40 +66,11 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
     failures = _failures(status, spans, rows)
     bars.update({_FAILED[0]: failures} if failures else {})
     colours = dict((*_COLOURS.items(), _QUEUED, _EARLIER, _FAILED))
-    zoom: list[dict[str, Any]] = [wheel_zoom()]
-    if len(nodes) > _MAX_ROWS:
-        zoom.append({"type": "slider", "yAxisIndex": 0, "endValue": _MAX_ROWS - 1})
-    option = {
-        "animation": False,
-        "textStyle": FONT,
-        "grid": {
-            "left": 64,
-            "right": 44 if len(nodes) > _MAX_ROWS else 16,
-            "top": 34,
-            "bottom": 28,
-        },
-        "legend": {"type": "scroll", "top": 0, "left": 0, "textStyle": QUIET},
-        "tooltip": {":formatter": "console_ui.barText", "confine": True},
-        "xAxis": ELAPSED_FROM_0,
-        "yAxis": {
-            "type": "category",
-            "inverse": True,
-            "data": [f"node {node}" for node in nodes],
-            "axisLabel": QUIET,
-        },
-        "dataZoom": zoom,
-        "series": [
-            {
-                "type": "custom",
-                "name": _LABELS.get(name, name),
-                "itemStyle": {"color": colours.get(name, _OTHER)},
-                "data": values,
-                "encode": {"x": [1, 2], "y": 0},
-                ":renderItem": "console_ui.bar",
-            }
-            for name, values in bars.items()
-        ],
-    }
+    kinds = [
+        (_LABELS.get(name, name), colours.get(name, _OTHER), values)
+        for name, values in bars.items()
+    ]
+    option = bars_option([f"node {node}" for node in nodes], kinds, _MAX_ROWS)
     return Chart("Timeline", option, _FRAME_PX + _ROW_PX * min(len(nodes), _MAX_ROWS))
 
 
