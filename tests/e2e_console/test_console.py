@@ -307,8 +307,20 @@ return rows;
 """
 
 
-def cells(page: Page, grid: str) -> dict[str, dict[str, str]]:
-    return dict(page.driver.execute_script(CELLS, grid))  # type: ignore[no-untyped-call]
+def shows_cells(page: Page, grid: str, rows: dict[str, dict[str, str]]) -> None:
+    """Wait until a table has these rows, with these texts in these columns."""
+
+    def current() -> dict[str, dict[str, str | None]]:
+        cells = page.driver.execute_script(CELLS, grid)  # type: ignore[no-untyped-call]
+        return {
+            row: {name: cells.get(row, {}).get(name) for name in columns}
+            for row, columns in rows.items()
+        }
+
+    try:
+        poll(lambda: current() == rows, f"{rows} in {grid}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {current()}") from error
 
 
 def test_the_numbers_of_all_pages_are_those_of_the_log_and_the_record(
@@ -317,7 +329,7 @@ def test_the_numbers_of_all_pages_are_those_of_the_log_and_the_record(
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "count.py").write_text(COUNT)
     options = ("--json", "--procs-per-node", "2", "--output", "MODEL=", "count.py")
-    job = json.loads(run(home, "submit", *options, cwd=tmp_path / "source").stdout)["job"]
+    job = str(json.loads(run(home, "submit", *options, cwd=tmp_path / "source").stdout)["job"])
     log = run(home, "logs", job)
     lines = [*log.stdout.splitlines(), *log.stderr.splitlines()]
     last_line = dict(line[1:].split("] ", 1) for line in log.stdout.splitlines())
@@ -326,35 +338,34 @@ def test_the_numbers_of_all_pages_are_those_of_the_log_and_the_record(
     duration = run(home, "status", job).stdout.partition("FAILED in ")[2].partition("\n")[0]
     assert [step for step, _ in (last["0"], last["1"])] == [123_456, 123_457]
     run(home, "outputs", "--to", tmp_path / "fetched", job)
-    files = (tmp_path / "fetched" / "MODEL").iterdir()
+    files = sorted((tmp_path / "fetched" / "MODEL").iterdir())
     page = open_page(home)
 
     page.shows(job)
-    row = cells(page, ".jobs-grid")[job]
-    names = ("state", "nodes", "ranks", "started", "exit_code")
-    assert [row[name] for name in names] == ["FAILED", "1", "2", duration, "7"]
+    download = f"return fetch('/api/jobs/{job}/log.txt').then(answer => answer.text())"
+    assert sorted(str(page.script(download)).splitlines()) == sorted(lines)
+    numbers = {"nodes": "1", "ranks": "2", "started": duration, "exit_code": "7"}
+    shows_cells(page, ".jobs-grid", {job: {"state": "FAILED", **numbers}})
     page.open(f"/job/{job}")
     page.shows(f"{duration} · submitted", "rank 1 · exit code 7", "Ranks\n2\n")
     page.open(f"/job/{job}/ranks")
-    page.shows("Rank 1 made the job fail", last_line["0"], last_line["1"])
-    ranks = cells(page, ".outputs-grid")
-    assert {rank: (each["step"], each["line"]) for rank, each in ranks.items()} == {
-        rank: (str(step), last_line[rank]) for rank, (step, _) in last.items()
-    }
+    page.shows("Rank 1 made the job fail")
+    ranks = {rank: {"step": str(last[rank][0]), "line": last_line[rank]} for rank in "01"}
+    shows_cells(page, ".outputs-grid", ranks)
     page.open(f"/job/{job}/metrics")
-    page.await_true(f"{CHARTS}.length === 1 && !!{CHARTS}[0]")
+    page.await_true(f"{CHARTS}.length === 1 && !!{CHARTS}[0]?.getOption()")
     ends = f"{CHARTS}[0].getOption().series.map(s => [s.name, s.data.at(-1)])"
     assert page.script(f"return {ends}") == [[f"rank {rank}", [*last[rank]]] for rank in "01"]
-    page.script(f"{CHARTS}[0].dispatchAction({{type: 'showTip', seriesIndex: 1, dataIndex: 7}})")
-    page.shows("123,457", f"rank 1: {last['1'][1]:.2f}")
+    tip = f"{CHARTS}[0].dispatchAction({{type: 'showTip', seriesIndex: 1, dataIndex: 7}})"
+    page.await_true(f"({tip}, document.body.innerText.includes('123,457'))")
+    page.shows(f"rank 1: {last['1'][1]:.2f}")
     page.open(f"/job/{job}/log")
     page.shows(f"{len(lines)} lines")
     page.open(f"/job/{job}/log?rank=1")
     page.shows(f"{log.stdout.count('[1] ')} of {len(lines)} lines")
     page.open(f"/job/{job}/outputs?path=MODEL/")
-    page.shows("weights", "done")
-    sizes = {each["name"]: each["bytes"] for each in cells(page, ".outputs-grid").values()}
-    assert sizes == {file.name: size_text(file.stat().st_size) for file in files}
+    sizes = [{"name": file.name, "bytes": size_text(file.stat().st_size)} for file in files]
+    shows_cells(page, ".outputs-grid", {str(row): each for row, each in enumerate(sizes)})
     assert page.problems() == []
 
 
