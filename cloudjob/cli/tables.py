@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from cloudjob.cli.messages import has_colours
 from cloudjob.model.text import one_line
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 # Longer tables are printed without colours, because rich needs a millisecond for each row.
 _MAX_ROWS = 500
+# Blanks at the end of a line, perhaps in a style.
+_END_BLANKS = re.compile(r" +((?:\x1b\[0m)?)$", re.MULTILINE)
 # The narrowest last column.
 _LAST_WIDTH = 16
 _STYLES = {
@@ -104,7 +107,8 @@ def _folded(cells: list[list[str]], headers: Sequence[str], numbers: Sequence[st
     console = Console(width=width if has_room else needed + last, highlight=False)
     with console.capture() as capture:
         console.print(table)
-    return capture.get()
+    # A heading has the width of its column; a narrower terminal would show its blanks as lines.
+    return _END_BLANKS.sub(r"\1", capture.get())
 
 
 def _print_plain(cells: list[list[str]], headers: Sequence[str], numbers: Sequence[str]) -> None:

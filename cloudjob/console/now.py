@@ -47,12 +47,14 @@ def now(
     rows: Iterable[dict[str, Any]],
     *,
     wait: str = "",
+    has_shared_memory: bool = False,
 ) -> Now:
     """Return what a running job does.
 
     Args:
         rows: The last rows of its log.
         wait: For how long it has waited, and for what; may be empty.
+        has_shared_memory: Whether its nodes share the memory of one machine.
     """
     facts = [
         ("Waits", wait),
@@ -61,7 +63,7 @@ def now(
         ("Speed", training.rate),
         *([(curve.name, f"{curve.points[-1][1]:.4g}")] if curve else []),
         ("Silent for", span(int(journals.silent_s)) if journals.silent_s >= _SILENT_S else ""),
-        *_resources([samples[-1] for samples in journals.resources.values()]),
+        *_resources([samples[-1] for samples in journals.resources.values()], has_shared_memory),
     ]
     return Now(
         share=training.share,
@@ -92,7 +94,7 @@ def _left(training: Training) -> str:
     return f"about {span(unit_s * round(training.left_s / unit_s))}"
 
 
-def _resources(last: Sequence[Sample]) -> list[tuple[str, str]]:
+def _resources(last: Sequence[Sample], has_shared_memory: bool) -> list[tuple[str, str]]:
     """Return what the nodes use, as a range if there are several."""
     used = [sample.memory for sample in last if sample.memory]
     fullest = max(used, key=lambda memory: memory[0] / max(1, memory[1]), default=None)
@@ -101,6 +103,9 @@ def _resources(last: Sequence[Sample]) -> list[tuple[str, str]]:
         if fullest
         else ""
     )
+    memory_name = "Memory" if len(used) < 2 else "Memory of the fullest node"
+    if has_shared_memory:
+        memory_name = "Memory of the machine"
     cpus = [sum(sample.cpu[:2]) for sample in last if sample.cpu]
     busy = [
         device.utilisation_percent
@@ -109,11 +114,8 @@ def _resources(last: Sequence[Sample]) -> list[tuple[str, str]]:
         if device.utilisation_percent is not None
     ]
     return [
-        (
-            "CPU" if len(last) < 2 else "CPU of the nodes",
-            _percent(cpus),
-        ),
-        ("Memory" if len(used) < 2 else "Memory of the fullest node", memory),
+        ("CPU of the machine" if len(last) < 2 else "CPU of the machines", _percent(cpus)),
+        (memory_name, memory),
         ("GPUs and NPUs", f"{fmean(busy):.0f} % on average" if busy else ""),
     ]
 

@@ -71,7 +71,7 @@ def preview(name: str, head: bytes, size_bytes: int) -> Preview:
     data = head[:MAX_TEXT_BYTES]
     is_cut = size_bytes > len(data)
     if b"\0" in data:
-        return Preview(Kind.NOTHING, "It is not a text.")
+        return Preview(Kind.NOTHING, "It has no preview.")
     text = data.decode("utf-8", "replace")
     ending = name.lower().rpartition(".")[2]
     if ending in ("csv", "tsv"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cloudjob.console.charts import Chart
-from cloudjob.console.charts.style import ELAPSED_FROM_0, FONT, QUIET
+from cloudjob.console.charts.style import Bars, bars_option
 from cloudjob.tracking.journals import Journals, RankPoint
 from jobentry.contract import journal
 
@@ -62,11 +62,13 @@ def rank_lanes(journals: Journals, zero_s: float) -> Chart | None:
     if not ranks:
         return None
     rows = {rank: row for row, rank in enumerate(ranks)}
-    data: dict[Lane, list[list[float]]] = {lane: [] for lane in Lane}
+    data: dict[Lane, Bars] = {lane: [] for lane in Lane}
     for rank, points in ranks.items():
         for bar in _bars(points, zero_s):
             data[bar.lane].append([rows[rank], bar.start_s, bar.end_s, 0])
-    return Chart(TITLE, _option(list(ranks), data), _height_px(len(ranks)), _note(journals))
+    kinds = [(lane.value, _COLOURS[lane], bars) for lane, bars in data.items() if bars]
+    option = bars_option([f"rank {rank}" for rank in ranks], kinds, _MAX_LANES)
+    return Chart(TITLE, option, _height_px(len(ranks)), _note(journals))
 
 
 def lane_of(sample: journal.RankSample) -> Lane:
@@ -114,40 +116,3 @@ def _note(journals: Journals) -> str:
         return ""
     rank = min(known_shares, key=lambda each: (known_shares[each], each))
     return f"In the last minute, rank {rank} waited least: {known_shares[rank]:.0f} % of the time."
-
-
-def _option(ranks: Sequence[int], data: Mapping[Lane, list[list[float]]]) -> dict[str, Any]:
-    has_more = len(ranks) > _MAX_LANES
-    zoom: list[dict[str, Any]] = [
-        {"type": "inside", "xAxisIndex": 0, "zoomOnMouseWheel": "ctrl", "filterMode": "none"}
-    ]
-    if has_more:
-        zoom.append({"type": "slider", "yAxisIndex": 0, "endValue": _MAX_LANES - 1})
-    return {
-        "animation": False,
-        "textStyle": FONT,
-        "grid": {"left": 64, "right": 44 if has_more else 16, "top": 34, "bottom": 28},
-        "legend": {"type": "scroll", "top": 0, "left": 0, "textStyle": QUIET},
-        "tooltip": {":formatter": "console_ui.barText", "confine": True},
-        "xAxis": ELAPSED_FROM_0,
-        "yAxis": {
-            "type": "category",
-            "inverse": True,
-            "data": [f"rank {rank}" for rank in ranks],
-            "axisLabel": QUIET,
-            "axisTick": {"show": False},
-        },
-        "dataZoom": zoom,
-        "series": [
-            {
-                "type": "custom",
-                "name": lane.value,
-                "itemStyle": {"color": _COLOURS[lane]},
-                "data": bars,
-                "encode": {"x": [1, 2], "y": 0},
-                ":renderItem": "console_ui.bar",
-            }
-            for lane, bars in data.items()
-            if bars
-        ],
-    }

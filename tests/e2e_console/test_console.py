@@ -21,6 +21,7 @@ from cloudjob.emulator import daemon
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import Failure, JobState, JobStatus, to_json
+from cloudjob.model.text import size_text
 from tests.support.browser import Page, run
 from tests.support.emulator import running
 from tests.support.polling import poll
@@ -276,6 +277,96 @@ def test_outputs_are_browsed_and_downloaded_whatever_their_names(
     }
     page.open(f"/api/jobs/{job}/output?name=MODEL/checkpoints/../../../code.json")
     page.shows("the job has stored no such file")
+
+
+COUNT = """
+import json, os, sys, time
+from pathlib import Path
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+for step in range(123_450, 123_457 + rank):
+    print(json.dumps({"step": step, "loss": 2500.75 / (step - 123_449) + rank}), flush=True)
+weights, done = (Path(os.environ["MODEL"], name) for name in ("weights", "done"))
+if rank == 0:
+    weights.write_bytes(bytes(1_234_567))
+    done.write_text("yes")
+while not (done.exists() and done.stat().st_size):
+    time.sleep(0.1)
+if rank == 1:
+    sys.exit(7)
+time.sleep(600)
+"""
+# The texts of the cells of a row, by column.
+CELLS = """
+const cells = [...document.querySelectorAll(`${arguments[0]} .ag-row .ag-cell`)];
+const rows = {};
+for (const cell of cells) {
+  const row = cell.closest(".ag-row").getAttribute("row-id");
+  (rows[row] ??= {})[cell.getAttribute("col-id")] = cell.innerText.trim();
+}
+return rows;
+"""
+
+
+def shows_cells(page: Page, grid: str, rows: dict[str, dict[str, str]]) -> None:
+    """Wait until a table has these rows, with these texts in these columns."""
+
+    def current() -> dict[str, dict[str, str | None]]:
+        cells = page.driver.execute_script(CELLS, grid)  # type: ignore[no-untyped-call]
+        return {
+            row: {name: cells.get(row, {}).get(name) for name in columns}
+            for row, columns in rows.items()
+        }
+
+    try:
+        poll(lambda: current() == rows, f"{rows} in {grid}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {current()}") from error
+
+
+def test_the_numbers_of_all_pages_are_those_of_the_log_and_the_record(
+    home: Path, tmp_path: Path, open_page: OpenPage
+):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "count.py").write_text(COUNT)
+    options = ("--json", "--procs-per-node", "2", "--output", "MODEL=", "count.py")
+    job = str(json.loads(run(home, "submit", *options, cwd=tmp_path / "source").stdout)["job"])
+    log = run(home, "logs", job)
+    lines = [*log.stdout.splitlines(), *log.stderr.splitlines()]
+    last_line = dict(line[1:].split("] ", 1) for line in log.stdout.splitlines())
+    points = json.loads(run(home, "metrics", "--json", job).stdout)
+    last = {str(point["rank"]): (point["step"], point["value"]) for point in points}
+    duration = run(home, "status", job).stdout.partition("FAILED in ")[2].partition("\n")[0]
+    assert [step for step, _ in (last["0"], last["1"])] == [123_456, 123_457]
+    run(home, "outputs", "--to", tmp_path / "fetched", job)
+    files = sorted((tmp_path / "fetched" / "MODEL").iterdir())
+    page = open_page(home)
+
+    page.shows(job)
+    download = f"return fetch('/api/jobs/{job}/log.txt').then(answer => answer.text())"
+    assert sorted(str(page.script(download)).splitlines()) == sorted(lines)
+    numbers = {"nodes": "1", "ranks": "2", "started": duration, "exit_code": "7"}
+    shows_cells(page, ".jobs-grid", {job: {"state": "FAILED", **numbers}})
+    page.open(f"/job/{job}")
+    page.shows(f"{duration} · submitted", "rank 1 · exit code 7", "Ranks\n2\n")
+    page.open(f"/job/{job}/ranks")
+    page.shows("Rank 1 made the job fail")
+    ranks = {rank: {"step": str(last[rank][0]), "line": last_line[rank]} for rank in "01"}
+    shows_cells(page, ".outputs-grid", ranks)
+    page.open(f"/job/{job}/metrics")
+    page.await_true(f"{CHARTS}.length === 1 && !!{CHARTS}[0]?.getOption()")
+    ends = f"{CHARTS}[0].getOption().series.map(s => [s.name, s.data.at(-1)])"
+    assert page.script(f"return {ends}") == [[f"rank {rank}", [*last[rank]]] for rank in "01"]
+    tip = f"{CHARTS}[0].dispatchAction({{type: 'showTip', seriesIndex: 1, dataIndex: 7}})"
+    page.await_true(f"({tip}, document.body.innerText.includes('123,457'))")
+    page.shows(f"rank 1: {last['1'][1]:.2f}")
+    page.open(f"/job/{job}/log")
+    page.shows(f"{len(lines)} lines")
+    page.open(f"/job/{job}/log?rank=1")
+    page.shows(f"{log.stdout.count('[1] ')} of {len(lines)} lines")
+    page.open(f"/job/{job}/outputs?path=MODEL/")
+    sizes = [{"name": file.name, "bytes": size_text(file.stat().st_size)} for file in files]
+    shows_cells(page, ".outputs-grid", {str(row): each for row, each in enumerate(sizes)})
+    assert page.problems() == []
 
 
 def test_jobs_are_compared_in_results_description_variables_code_and_curves(

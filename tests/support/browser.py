@@ -34,11 +34,17 @@ class Page:
     def __init__(self, driver: webdriver.Chrome, link: str) -> None:
         self.driver = driver
         self.base = link.partition("/login")[0]
-        driver.get(link)
+        self._load(link)
+        if "/login" in driver.current_url:
+            # The first load was disturbed after it had used the link.
+            self.open("/")
 
     def open(self, path: str) -> None:
+        self._load(self.base + path)
+
+    def _load(self, url: str) -> None:
         def is_loaded() -> bool:
-            self.driver.get(self.base + path)
+            self.driver.get(url)
             # The networks of other tests' containers come and go.
             return "ERR_NETWORK_CHANGED" not in self.text
 
@@ -49,7 +55,10 @@ class Page:
 
     def shows(self, *texts: str) -> None:
         """Wait until the page shows all of these texts."""
-        poll(lambda: all(text in self.text for text in texts), f"{texts} in {self.text[-800:]!r}")
+        try:
+            poll(lambda: all(text in self.text for text in texts), f"{texts}")
+        except AssertionError as error:
+            raise AssertionError(f"{error} in {self.text[-800:]!r}") from error
 
     def await_true(self, expression: str) -> None:
         poll(lambda: self.script(f"return {expression}"), expression)

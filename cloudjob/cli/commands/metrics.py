@@ -119,13 +119,24 @@ class _Series:
 
 def _show_points(points: Iterable[MetricPoint]) -> bool:
     """Print a table of all metrics; return whether there are any."""
-    series_of: dict[tuple[str, str], _Series] = {}
+    series_of: dict[tuple[str, int, str], _Series] = {}
     for point in points:
         place = point.source if point.rank is None else f"rank {point.rank}"
-        series_of.setdefault((point.title, place), _Series()).add(point)
+        rank = -1 if point.rank is None else point.rank
+        series_of.setdefault((point.title, rank, place), _Series()).add(point)
+    # Lines of ranks arrive in any order.
+    titles = list(dict.fromkeys(title for title, *_ in series_of))
     rows = [
-        (*key, each.values, each.step, *(f"{n:.6g}" for n in (each.last, each.low, each.high)))
-        for key, each in series_of.items()
+        (
+            title,
+            place,
+            each.values,
+            each.step,
+            *(f"{n:.6g}" for n in (each.last, each.low, each.high)),
+        )
+        for (title, _, place), each in sorted(
+            series_of.items(), key=lambda item: (titles.index(item[0][0]), *item[0][1:])
+        )
     ]
     headers = ("METRIC", "SOURCE", "VALUES", "STEP", "LAST", "MIN", "MAX")
     if rows:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import pairwise
-from math import fsum
+from math import fsum, inf, isfinite, nan
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -32,6 +32,8 @@ _MAX_POINTS = 500
 _MAX_PLACES = 250
 # A limit is drawn from this share of it on: an axis up to a limit far above hides the lines.
 _NEAR = 0.25
+# Numbers that are too long for an axis have exponents.
+_VALUES = {":formatter": "console_ui.number", **QUIET}
 _MEAN, _RANGE = "mean", "minimum to maximum"
 
 
@@ -103,7 +105,7 @@ def _chart(
     if view.smoothing:
         chosen = {name: _smooth(points, view.smoothing) for name, points in chosen.items()}
     limit = group.limits.get(title, 0.0)
-    note = [_last_text(lines), f"limit {limit:,.0f}" if limit else "", _left_out(lines)]
+    note = [_last_text(lines), f"limit {_number(limit)}" if limit else "", _left_out(lines)]
     if view.is_logarithmic:
         note += [_without_logarithm(lines)]
         chosen = {name: [p for p in points if p[1] > 0] for name, points in chosen.items()}
@@ -144,10 +146,14 @@ def _draws_range(lines: Lines, view: View) -> bool:
 def _last_text(lines: Lines) -> str:
     """Return the last value, or the mean of the last values of several lines and their range."""
     last = [points[-1][1] for points in lines.values() if points]
-    low, high = f"{min(last):.4g}", f"{max(last):.4g}"
+    low, high = _number(min(last)), _number(max(last))
     if low == high:
         return f"last {low}"
-    return f"last {_mean(last):.4g} on average, {low} to {high}"
+    return f"last {_number(_mean(last))} on average, {low} to {high}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _left_out(lines: Lines) -> str:
@@ -226,11 +232,14 @@ def _height(point: tuple[float, float]) -> float:
 
 def _smooth(points: Points, weight: float) -> Points:
     """Return points that follow the earlier ones; the first ones are not drawn towards 0."""
-    total = mass = 0.0
+    mean = mass = 0.0
     smoothed = []
     for x, value in points:
-        total, mass = weight * total + value, weight * mass + 1
-        smoothed.append((x, total / mass))
+        if isfinite(value):
+            mass = weight * mass + 1
+            # Written so, equal values have exactly their value.
+            mean += (value - mean) / mass
+        smoothed.append((x, mean if isfinite(value) else value))
     return smoothed
 
 
@@ -243,7 +252,7 @@ def _option(lines: Lines, draws_range: bool) -> dict[str, Any]:
         {
             "type": "line",
             "name": name,
-            "showSymbol": len(points) < 3 and not draws_range,
+            "showSymbol": not draws_range and _has_lone_point(points),
             "data": points,
             # Lines that are not drawn are in the tooltip.
             **({"lineStyle": {"opacity": 0}, "silent": True} if draws_range else {}),
@@ -260,9 +269,16 @@ def _option(lines: Lines, draws_range: bool) -> dict[str, Any]:
         "tooltip": {"trigger": "axis", "confine": True, ":formatter": "console_ui.lineText"},
         "dataZoom": [wheel_zoom(), {**slider, "showDataShadow": False, "brushSelect": False}],
         "xAxis": {"type": "value", "splitLine": {"show": False}, "axisLabel": QUIET},
-        "yAxis": {"type": "value", "axisLabel": QUIET, "splitLine": GRID_LINES},
+        "yAxis": {"type": "value", "axisLabel": _VALUES, "splitLine": GRID_LINES},
         "series": [*(_range_series(lines) if draws_range else ()), *each],
     }
+
+
+def _has_lone_point(points: Points) -> bool:
+    """Whether a point has no neighbour that a line could join it with, as after a NaN."""
+    are_finite = [isfinite(value) for _, value in points]
+    neighbours = zip([False, *are_finite], are_finite, [*are_finite[1:], False], strict=False)
+    return len(points) < 3 or (False, True, False) in neighbours
 
 
 def _range_series(lines: Lines) -> list[dict[str, Any]]:
@@ -300,6 +316,8 @@ def _places(lines: Iterable[Points]) -> Iterable[tuple[float, list[float]]]:
 def _mean(values: Iterable[float]) -> float:
     """Return the mean, also of numbers whose sum is too large for a number."""
     numbers = list(values)
+    if inf in numbers and -inf in numbers:
+        return nan
     return fsum(number / len(numbers) for number in numbers)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cloudjob.console.charts.style import ELAPSED_FROM_0, FAILED, FONT, QUIET, Chart, wheel_zoom
+from cloudjob.console.charts.style import FAILED, Chart, bars_option
 from cloudjob.model import times
 from cloudjob.model.status import JobState, JobStatus, Phase
 
@@ -24,8 +24,10 @@ _COLOURS = {
 }
 _OTHER = "#84cc16"
 _LABELS = {"first output": "waiting for output"}
-# What else a timeline shows, with its colour: the time before a job's nodes start, and a failure.
+# What else a timeline shows, with its colour: the time before a job's nodes start, the attempts
+# before the last one, and a failure.
 _QUEUED, _FAILED = ("queued", "#cbd5e1"), ("failed", FAILED)
+_EARLIER = ("earlier attempts", "#fdba74")
 _ROW_PX, _FRAME_PX = 30, 70
 _MAX_ROWS = 16
 
@@ -50,50 +52,25 @@ def timeline(status: JobStatus, phases: Sequence[Phase], now_s: float) -> Chart 
         queued_s = times.seconds_of(status.started_at) - zero
         first: dict[int, float] = {}
         for span in spans:
-            first[span.node] = min(span.start, first.get(span.node, queued_s))
+            first[span.node] = min(span.start, first.get(span.node, span.start))
         ends = [min(queued_s, first[node]) for node in nodes]
         queued = [[row, 0.0, end, 0] for row, end in enumerate(ends) if end > 0]
         bars.update({_QUEUED[0]: queued} if queued else {})
+        if status.attempt and status.attempt.number > 1:
+            # Only the phases of the last attempt are recorded.
+            bars[_EARLIER[0]] = [[row, ends[row], first[node], 0] for row, node in enumerate(nodes)]
     nested = _nested(spans)
     for span in sorted(spans, key=nested.__contains__):
         bar = [rows[span.node], span.start, span.end, int(span in nested)]
         bars.setdefault(span.name, []).append(bar)
     failures = _failures(status, spans, rows)
     bars.update({_FAILED[0]: failures} if failures else {})
-    colours = dict((*_COLOURS.items(), _QUEUED, _FAILED))
-    zoom: list[dict[str, Any]] = [wheel_zoom()]
-    if len(nodes) > _MAX_ROWS:
-        zoom.append({"type": "slider", "yAxisIndex": 0, "endValue": _MAX_ROWS - 1})
-    option = {
-        "textStyle": FONT,
-        "grid": {
-            "left": 64,
-            "right": 44 if len(nodes) > _MAX_ROWS else 16,
-            "top": 34,
-            "bottom": 28,
-        },
-        "legend": {"type": "scroll", "top": 0, "left": 0, "textStyle": QUIET},
-        "tooltip": {":formatter": "console_ui.barText", "confine": True},
-        "xAxis": ELAPSED_FROM_0,
-        "yAxis": {
-            "type": "category",
-            "inverse": True,
-            "data": [f"node {node}" for node in nodes],
-            "axisLabel": QUIET,
-        },
-        "dataZoom": zoom,
-        "series": [
-            {
-                "type": "custom",
-                "name": _LABELS.get(name, name),
-                "itemStyle": {"color": colours.get(name, _OTHER)},
-                "data": values,
-                "encode": {"x": [1, 2], "y": 0},
-                ":renderItem": "console_ui.bar",
-            }
-            for name, values in bars.items()
-        ],
-    }
+    colours = dict((*_COLOURS.items(), _QUEUED, _EARLIER, _FAILED))
+    kinds = [
+        (_LABELS.get(name, name), colours.get(name, _OTHER), values)
+        for name, values in bars.items()
+    ]
+    option = bars_option([f"node {node}" for node in nodes], kinds, _MAX_ROWS)
     return Chart("Timeline", option, _FRAME_PX + _ROW_PX * min(len(nodes), _MAX_ROWS))
 
 

@@ -136,7 +136,7 @@ def rank_grid(
             "top": 4,
             "height": rows * _CELL_PX,
         },
-        "xAxis": {**hidden_axis, "data": list(range(columns))},
+        "xAxis": {**hidden_axis, "data": list(range(max(columns, _CELLS_IN_ROW)))},
         "yAxis": {
             **hidden_axis,
             **rows_axis,

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Points = Sequence[tuple[float, float]]
+# The row of each bar, its start, its end, and whether it is drawn within another one.
+Bars = list[list[float]]
 # The name of a line -> its points.
 Lines = Mapping[str, Points]
 
@@ -36,7 +38,7 @@ ELAPSED: Mapping[str, Any] = {
     },
 }
 # The axis of bars, which may be much shorter than 1 s.
-ELAPSED_FROM_0: Mapping[str, Any] = {
+_ELAPSED_FROM_0: Mapping[str, Any] = {
     "type": "value",
     "min": 0,
     "axisLabel": {":formatter": "console_ui.elapsed", "hideOverlap": True, **QUIET},
@@ -67,6 +69,42 @@ def wheel_zoom() -> dict[str, Any]:
     """Return a zoom by Ctrl and the wheel."""
     # The wheel alone scrolls the page.
     return {"type": "inside", "xAxisIndex": 0, "zoomOnMouseWheel": "ctrl"}
+
+
+def bars_option(
+    rows: Sequence[str], kinds: Sequence[tuple[str, str, Bars]], most_rows: int
+) -> dict[str, Any]:
+    """Return the option of a chart of bars over time.
+
+    Args:
+        rows: The names of its rows.
+        kinds: The name, the colour and the bars of each kind.
+        most_rows: How many rows are visible; a slider shows others.
+    """
+    has_more = len(rows) > most_rows
+    slider = {"type": "slider", "yAxisIndex": 0, "endValue": most_rows - 1}
+    return {
+        "animation": False,
+        "textStyle": FONT,
+        "grid": {"left": 64, "right": 44 if has_more else 16, "top": 34, "bottom": 28},
+        "legend": {"type": "scroll", "top": 0, "left": 0, "textStyle": QUIET},
+        "tooltip": {":formatter": "console_ui.barText", "confine": True},
+        "xAxis": _ELAPSED_FROM_0,
+        "yAxis": {"type": "category", "inverse": True, "data": rows, "axisLabel": QUIET},
+        # A bar that begins before the zoom is drawn from its edge.
+        "dataZoom": [{**wheel_zoom(), "filterMode": "none"}, *([slider] if has_more else [])],
+        "series": [
+            {
+                "type": "custom",
+                "name": name,
+                "itemStyle": {"color": colour},
+                "data": bars,
+                "encode": {"x": [1, 2], "y": 0},
+                ":renderItem": "console_ui.bar",
+            }
+            for name, colour, bars in kinds
+        ],
+    }
 
 
 def megabytes(mib: float) -> float:

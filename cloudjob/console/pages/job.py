@@ -84,6 +84,7 @@ class _JobPage:
         self._facts: Sequence[tuple[str, str]] = ()
         self._hang: Hang | None = None
         self._slow: SlowRanks | None = None
+        self._tabs: dict[str, ui.tab] = {}
         self._panels: dict[str, ui.column] = {}
         self._overview: Overview | None = None
         self._fills: dict[str, Callable[[], Awaitable[None] | None]] = {
@@ -107,7 +108,7 @@ class _JobPage:
             tabs = ui.tabs().props("dense no-caps align=left outside-arrows").classes("views")
             with tabs:
                 for name in views:
-                    ui.tab(name, label=name.capitalize())
+                    self._tabs[name] = ui.tab(name, label=name.capitalize())
             tabs.set_value(view)
             for name in views:
                 self._panels[name] = ui.column().classes("w-full gap-3")
@@ -188,6 +189,8 @@ class _JobPage:
         self._notices.refresh()
         if self._status.state.is_final:
             self._buttons.refresh()
+            for name in set(_LIVE_VIEWS) & set(self._tabs):
+                self._tabs[name].set_visibility(False)
 
     @ui.refreshable_method
     def _title(self) -> None:

@@ -15,6 +15,7 @@ from nicegui import app, ui
 from cloudjob.console.emulated import EmulatedJob
 from cloudjob.console.log_table import LogTable, Match, Page, Selection
 from cloudjob.console.pages.http import json_response, parameter, streamed
+from cloudjob.console.pages.live import until_read
 from cloudjob.console.pages.widgets import grid
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
@@ -65,7 +66,9 @@ def register(console: Console) -> None:
     @app.get("/api/jobs/{job_id}/log.txt")
     async def download(job_id: str, which: Annotated[_Which, Depends(_which)]) -> Response:
         try:
-            pieces = (await in_thread(which.log, console, job_id)).texts(which.selection)
+            log = await in_thread(which.log, console, job_id)
+            await until_read(log)
+            pieces = log.texts(which.selection)
             first = await in_thread(next, pieces, b"")
         except CloudJobError as error:
             return PlainTextResponse(f"{displayable(error.message)}\n", 502)

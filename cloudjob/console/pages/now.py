@@ -64,7 +64,14 @@ class NowPanel(Live):
             # More than a list tells; that reports a platform that does not answer.
             with suppress(BackendError):
                 self._wait = summary.wait(self.job.status())
-        return now(log.journals, log.progress(), log.main_curve(), rows, wait=self._wait)
+        return now(
+            log.journals,
+            log.progress(),
+            log.main_curve(),
+            rows,
+            wait=self._wait,
+            has_shared_memory=status.backend == "process",
+        )
 
     def _build(self) -> None:
         with self.container, ui.card().classes("panel"):

@@ -95,7 +95,7 @@ const console_ui = (() => {
     type: "numericColumn",
     // A job may call a metric "constructor".
     valueGetter: ({ data }) => new Map(Object.entries(results[data.job]?.metrics ?? {})).get(name) ?? null,
-    valueFormatter: ({ value }) => (typeof value === "number" ? String(number(value)) : value ?? ""),
+    valueFormatter: ({ value }) => (typeof value === "number" ? number(value) : value ?? ""),
   });
 
   // Reads what is missing of the first rows, some at a time.
@@ -539,7 +539,13 @@ const console_ui = (() => {
       ? `at ${value[1].toFixed(2)} s`
       : `${span(value[2] - value[1])}, from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`);
 
-  const number = (value) => (value === 0 || Math.abs(value) >= 1e-3 ? +value.toPrecision(5) : value.toExponential(3));
+  const number = (value) => {
+    const size = Math.abs(value);
+    if (size && (size < 1e-3 || size >= 1e9)) return value.toExponential(3).replace(/\.?0+e/, "e");
+    // A step has all of its digits.
+    const rounded = size < 1e5 ? +value.toPrecision(5) : Math.round(value);
+    return rounded.toLocaleString("en-US", { maximumFractionDigits: 8 });
+  };
 
   const elapsed = (s) => (s < 60 ? `${+s.toFixed(3)} s` : span(s));
 
@@ -618,6 +624,7 @@ const console_ui = (() => {
     bar,
     barText,
     elapsed,
+    number,
     lineText,
     rankText,
     remember,

@@ -36,6 +36,16 @@ def test_a_value_that_is_no_number_does_not_hide_the_lowest_and_the_highest(
     assert capsys.readouterr().out.split()[-3:] == ["nan", "1", "2"]
 
 
+def test_each_metric_has_its_ranks_in_their_order(capsys: pytest.CaptureFixture[str]):
+    names = (("loss", 10), ("acc", 10), ("loss", 9), ("loss", None), ("acc", 0))
+
+    assert metrics._show_points(MetricPoint(name, rank, 0, 1.0) for name, rank in names)
+
+    _, *rows = capsys.readouterr().out.splitlines()
+    texts = [" ".join(row.split()[:-5]) for row in rows]
+    assert texts == ["loss", "loss rank 9", "loss rank 10", "acc rank 0", "acc rank 10"]
+
+
 def test_a_job_without_metrics_has_no_table(capsys: pytest.CaptureFixture[str]):
     assert not metrics._show_points([])
     assert capsys.readouterr().out == ""

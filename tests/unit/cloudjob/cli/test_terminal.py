@@ -124,6 +124,9 @@ def test_a_table_on_a_terminal_keeps_ids_whole_and_folds_the_last_column(columns
     assert "\x1b[31mFAILED" in screen
     lines = [line for line in screen.splitlines() if "engine" in line or "running" in line]
     assert len(lines) == (2 if columns == 40 else 1)
+    # Blanks at the end of a heading would be lines of a narrow terminal.
+    texts = [re.sub("\x1b[^m]*m", "", line) for line in screen.splitlines()]
+    assert [text for text in texts if text.endswith(" ")] == []
 
 
 ERROR = """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf, isnan, nan
 from typing import Any
 
 import pytest
 
 from cloudjob.console import charts
 from cloudjob.console.pages.chart_table import as_csv
-from cloudjob.model.status import Cause, Failure, JobState, JobStatus, Phase
+from cloudjob.model.status import Attempt, Cause, Failure, JobState, JobStatus, Phase
 from cloudjob.model.times import rfc3339
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.metrics import MetricPoint
@@ -82,6 +83,20 @@ def test_a_failed_job_has_a_mark_where_it_failed_and_open_phases_end_with_it(
     assert bars_drawn["queued"] == [[0, 0.0, 3.0, 0], [1, 0.0, 3.0, 0]]
     assert bars_drawn["run"] == [[0, 4.0, 10.0, 0], [1, 4.0, 8.0, 0]]
     assert bars_drawn["failed"] == (marks or [[0, 10.0, 10.0, 0], [1, 8.0, 8.0, 0]])
+
+
+def test_the_attempts_before_the_last_one_are_a_bar():
+    status = status_of(
+        created_at=STATUS.created_at,
+        started_at="1970-01-01T00:01:41.000Z",
+        attempt=Attempt(number=2, most=3),
+    )
+
+    assert bars(status, phase(0, "run", 9, 12)) == {
+        "queued": [[0, 0.0, 1.0, 0]],
+        "earlier attempts": [[0, 1.0, 9.0, 0]],
+        "run": [[0, 9.0, 12.0, 0]],
+    }
 
 
 def test_without_phases_there_is_no_timeline():
@@ -369,6 +384,35 @@ def test_the_range_of_lines_at_different_places_is_that_of_each_short_part():
     assert {value for _, value in drawn["span"][1:-1]} == {8.0}
 
 
+@pytest.mark.parametrize("weight", [0.222, 0.9])
+def test_a_smooth_line_of_equal_values_is_straight_and_goes_on_after_a_nan(weight: float):
+    values = dict.fromkeys(range(300), 0.0001) | {150: nan}
+    [chart] = charts.curves(losses(values), view=charts.View(smoothing=weight))
+
+    smoothed = [value for _, value in chart.option["series"][0]["data"]]
+    assert {value for value in smoothed if not isnan(value)} == {1e-4}
+    assert [step for step, value in enumerate(smoothed) if isnan(value)] == [150]
+
+
+@pytest.mark.parametrize(
+    ("values", "has_symbols"),
+    [([1, nan, 2, 3], True), ([1, 2, nan, 3, nan], True), ([1, 2, nan, 3, 4], False)],
+)
+def test_a_value_between_two_that_are_none_is_drawn(values: list[float], has_symbols: bool):
+    [chart] = charts.curves(losses(dict(enumerate(values))))
+
+    assert chart.option["series"][0]["showSymbol"] is has_symbols
+
+
+def test_a_metric_may_be_infinite_in_both_directions():
+    points = [MetricPoint("loss", rank, 0, value) for rank, value in enumerate((inf, -inf))]
+    [chart] = charts.curves(points)
+    [longer] = charts.curves(losses(dict(enumerate([inf, -inf, 1.0] * 500))))
+
+    assert chart.note == "last nan on average, -inf to inf"
+    assert longer.note == "last 1"
+
+
 def test_a_smooth_line_follows_the_earlier_values():
     [chart] = charts.curves(losses({0: 1.0, 1: 3.0, 2: 3.0}), view=charts.View(smoothing=0.5))
 
@@ -439,7 +483,8 @@ def test_the_cells_of_a_node_with_several_ranks_are_in_its_row():
 
     assert chart
     assert chart.option["yAxis"]["data"] == ["node 0"]
-    assert len(chart.option["xAxis"]["data"]) == 2
+    # Few cells are as wide as those of many ranks.
+    assert len(chart.option["xAxis"]["data"]) == 16
 
 
 def test_a_failure_is_marked_in_the_resources():
@@ -447,6 +492,13 @@ def test_a_failure_is_marked_in_the_resources():
     [chart] = charts.resources(journals, FAILED)
 
     assert marks(chart) == {"failed": 30.0, "limit": 1073.7}
+
+
+def test_a_last_value_has_the_digits_of_its_limit():
+    memory = Sample(110.0, memory=(24_000, 24_107))
+    [chart] = charts.resources(recorded(memory), STATUS)
+
+    assert chart.note == "last 25,166; limit 25,278"
 
 
 @pytest.mark.parametrize(("used", "drawn"), [(512, {"limit": 1073.7}), (8, {})])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from cloudjob.console import log_table
 from cloudjob.console.log_table import Curve, LogTable, Match, Selection, Trial
+from cloudjob.console.pages.live import until_read
 from cloudjob.errors import BackendError, UsageError
 from cloudjob.model.status import Failure
 from cloudjob.tracking.log import LogPiece
@@ -445,3 +447,51 @@ def test_a_pattern_is_tried_on_the_last_lines():
 def test_a_pattern_that_finds_no_value_is_refused(pattern: str):
     with open_table(Job(*TWO_NODES)) as log, pytest.raises(UsageError):
         log.try_pattern(pattern)
+
+
+class PausedJob(Job):
+    """A job whose second piece is there once the test opens the gate."""
+
+    gate = threading.Event()
+
+    def pieces(self, **more: Any) -> Iterator[LogPiece]:
+        for number, piece in enumerate(super().pieces(**more)):
+            if number:
+                self.gate.wait()
+            yield piece
+
+
+def until_read_of(log: LogTable) -> log_table.Page:
+    asyncio.run(until_read(log))
+    return log.page(Selection(), 0, 10)
+
+
+def test_a_page_of_an_ended_job_waits_for_all_of_its_log():
+    job = PausedJob(LogPiece(0, b"[0] one\n"), LogPiece(0, b"[0] two\n"))
+    with open_table(job, is_read=False) as log:
+        poll(lambda: log.page(Selection(), 0, 0).total == 1, "the first line")
+        timer = threading.Timer(0.5, job.gate.set)
+        timer.start()
+
+        page = until_read_of(log)
+        timer.join()
+
+    assert (page.total, page.is_complete) == (2, True)
+
+
+def test_a_page_of_a_running_job_waits_for_what_it_has_written():
+    job = Job(LogPiece(0, b"[0] loss 1\n" * 100), has_ended=False)
+    with open_table(job, is_read=False) as log:
+        page = until_read_of(log)
+
+        assert (page.total, page.is_complete, page.has_metrics) == (100, False, True)
+        assert len(log.metrics()) == 100
+
+
+def test_a_page_does_not_wait_for_a_log_that_cannot_be_read():
+    job = Job(LogPiece(0, b"[0] one\n"))
+    job.error = BackendError("reading the log: no answer")
+    with open_table(job, is_read=False) as log:
+        page = until_read_of(log)
+
+    assert page.error == "reading the log: no answer"

@@ -19,12 +19,12 @@ def shown(
     *samples: Sample,
     curve: Curve | None = None,
     rows: tuple[dict[str, Any], ...] = (),
-    wait: str = "",
+    **more: Any,
 ) -> Now:
     journals = Journals()
     for node, sample in enumerate(samples):
         journals.add(node, [journal.dump(sample).rstrip()])
-    return now(journals, training or Training(), curve, rows, wait=wait)
+    return now(journals, training or Training(), curve, rows, **more)
 
 
 def test_progress_time_left_and_speed_are_those_of_the_training():
@@ -85,10 +85,17 @@ def test_resources_are_a_range_over_the_nodes():
     )
 
     assert shown(None, *samples).facts == [
-        ("CPU of the nodes", "11 to 95 %"),
+        ("CPU of the machines", "11 to 95 %"),
         ("Memory of the fullest node", "1.0 GB of 2.1 GB"),
         ("GPUs and NPUs", "30 % on average"),
     ]
+
+
+def test_the_nodes_of_one_machine_have_its_memory():
+    samples = (Sample(1.0, memory=(1000.0, 2000.0)), Sample(1.0, memory=(1001.0, 2000.0)))
+
+    [fact] = shown(None, *samples, has_shared_memory=True).facts
+    assert fact == ("Memory of the machine", "1.0 GB of 2.1 GB")
 
 
 @pytest.mark.parametrize(("quiet_s", "texts"), [(9, []), (725, [("Silent for", "12 min 05 s")])])

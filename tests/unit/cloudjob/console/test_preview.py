@@ -44,7 +44,7 @@ def test_an_image_is_known_by_its_first_bytes(head: bytes, kind: str):
         ("a.txt", PNG, Preview(Kind.IMAGE)),
         ("a.png", b"<script>\x1b[31m", Preview(Kind.TEXT, "<script>")),
         ("a.html", b"<b>", Preview(Kind.TEXT, "<b>")),
-        ("a.bin", b"a\0b", Preview(Kind.NOTHING, "It is not a text.")),
+        ("a.bin", b"a\0b", Preview(Kind.NOTHING, "It has no preview.")),
         ("a.json", b'{"a":[1]}', Preview(Kind.TEXT, '{\n  "a": [\n    1\n  ]\n}')),
         ("a.json", b"{", Preview(Kind.TEXT, "{")),
         ("a.json", b"[" * 100_000, Preview(Kind.TEXT, "[" * 100_000)),
