@@ -18,7 +18,7 @@ from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
-from jobentry.system.addresses import ANY_PORT, address_of, addresses_of, is_loopback
+from jobentry.system.addresses import address_of, addresses_of, is_loopback, source_for
 
 # From linux/sockios.h and linux/if.h. These requests give the flags and addresses in this network
 # namespace, which /sys/class/net may not.
@@ -190,14 +190,8 @@ def _is_name_loopback() -> bool:
 
 def _route_to(address: str, interfaces: Sequence[Interface]) -> Route:
     """Return the way to an address: the source address that the kernel would choose for it."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, ANY_PORT))
-            source = str(probe.getsockname()[0]).partition("%")[0]
-    except OSError:
-        return NOWHERE
-    return Route(interface_with(source, interfaces), source)
+    source = source_for(address)
+    return Route(interface_with(source, interfaces), source) if source else NOWHERE
 
 
 def _interfaces() -> tuple[Interface, ...]:
