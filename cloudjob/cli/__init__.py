@@ -37,16 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         completion.answer()
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        # Python's own flush at the end would ignore a full disk.
+        sys.stdout.flush()
+        return code
     except CloudJobError as error:
         print_error(error)
         return error.exit_code
     except BrokenPipeError:
-        # The reader has closed the pipe (`| head`); otherwise Python's final flush fails, too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # The reader has closed the pipe (`| head`).
+        _discard_output()
         return _BROKEN_PIPE
     except (MemoryError, SystemError, ImportError, RuntimeError, OSError) as error:
-        reason = _too_long(error) or _no_folder(error) or _shortage(error)
+        reason = _too_long(error) or _no_folder(error) or _full(error) or _shortage(error)
         if reason is None:
             raise
         print_error(reason)
@@ -111,6 +114,24 @@ def _no_folder(error: Exception) -> CloudJobError | None:
             "reading the current folder: it was removed", hint="cd to a folder that exists"
         )
     return None
+
+
+def _full(error: Exception) -> CloudJobError | None:
+    """Return the error of a file or an output without space; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    name = one_line(str(error.filename)[:200]) if error.filename else ""
+    if not name:
+        # It may have been the standard output.
+        _discard_output()
+        name = "a file or the output of this command"
+    hint = "is the disk or your quota full? a job that was started goes on"
+    return CloudJobError(f"writing {name}: {os.strerror(error.errno).lower()}", hint=hint)
+
+
+def _discard_output() -> None:
+    """Discard what is not written yet; otherwise Python's final flush fails, too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _shortage(error: Exception) -> CloudJobError | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+import string
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from cloudjob.model.patterns import Pattern
 
@@ -22,22 +23,22 @@ _WORDS = (
 _PARTS = ("train", "training", "val", "valid", "validation", "eval", "test", "avg", "average",
           "mean", "total")  # fmt: skip
 _NUMBER = r"[-+]?(?:[0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})(?:e[-+]?[0-9]{1,4})?|nan|[-+]?inf"
+# Small letters stand for capital ones too, as ignoring the case takes twice as long.
+_SMALL = {ord(letter): ord(letter.lower()) for letter in string.ascii_uppercase}
 # Every repeat has a limit, so that no line takes long.
 _METRIC = re.compile(
     rf"(?<![\w.])((?:[a-z0-9]{{1,20}}[_/.-]|(?:{'|'.join(_PARTS)})[ ]){{0,3}}"
     rf"(?:{'|'.join(_WORDS)})(?:[_@][a-z0-9]{{1,12}}){{0,2}})"
     rf"['\"]?[ \t]{{0,4}}[=:]?[ \t]{{0,4}}(?:tensor\()?({_NUMBER})"
-    r"(?:/([1-9][0-9]{0,17}))?(?![\w.])",
-    re.IGNORECASE,
+    r"(?:/([1-9][0-9]{0,17}))?(?![\w.])"
 )
 _STEP = re.compile(
     r"(?<![\w.])(?:global_step|step|iteration|iter)['\"]?[ \t]{0,4}[=:#]?[ \t]{0,4}\[?([0-9]{1,15})"
-    r"(?![\w.])|\|[ \t]{0,4}([0-9]{1,15})/[0-9]{1,15} \[",
-    re.IGNORECASE,
+    r"(?![\w.])|\|[ \t]{0,4}([0-9]{1,15})/[0-9]{1,15} \["
 )
 # A dictionary of Python, as Hugging Face's Trainer prints it: if one number is a metric, all are.
 _DICTIONARY = re.compile(r"\s*\{'[^{}]{1,4000}\}\s*$")
-_IS_METRIC = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in _WORDS), re.IGNORECASE)
+_IS_METRIC = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in _WORDS))
 _ITEM = re.compile(rf"'([\w/.@ -]{{1,60}})': '?({_NUMBER})'?(?=[,}}])", re.IGNORECASE)
 _STEPS = ("step", "global_step")
 # What is searched of a longer line.
@@ -45,11 +46,10 @@ MOST_CHARACTERS = 4000
 # Lines that differ only in digits have the same shape, and metrics at the same places; but in some
 # words a digit is a letter.
 _SHAPE = str.maketrans("123456789", "0" * 9)
-_NUMBERED_WORD = re.compile(r"(?:f|top)[0-9]", re.IGNORECASE)
+_NUMBERED_WORD = re.compile(r"(?:f|top)[0-9]")
 _BEHIND_SLASH = re.compile(r"/[0-9]")
 # Characters of the shapes that are remembered: the places in a line may take 30 times its size.
 _MOST_REMEMBERED = 500_000
-_NOWHERE = slice(0, 0)
 _PREFILTER = (
     rf"(?i)(?:{'|'.join(_WORDS)})[a-z0-9_@'\"]{{0,30}}[ \t]{{0,4}}[=:]?[ \t]{{0,4}}"
     r"(?:[-+.0-9]|nan|inf|tensor)|\{'"
@@ -65,18 +65,22 @@ class NamedValue(NamedTuple):
     is_detected: bool = False
 
 
+# Faster than its constructor, which counts for millions of values.
+_as_value: Callable[[tuple[Any, ...]], NamedValue] = functools.partial(tuple.__new__, NamedValue)
+
+
 class _Places(NamedTuple):
     """Where the metrics are in a line, and in every line of its shape.
 
     Args:
-        metrics: The name of each, where its number is, and the whole of which that is a part.
-        step: Where the step is; empty if the line names none.
+        metrics: The name of each, where its number is, and the whole of which that may be a part.
+        step: Where the step is; None if the line names none.
         digits: Other digits on which all of this depends.
         is_zero: For the first digit behind each slash, whether it is 0.
     """
 
-    metrics: tuple[tuple[str, slice, slice], ...]
-    step: slice
+    metrics: tuple[tuple[str, slice, slice | None], ...]
+    step: slice | None
     digits: tuple[tuple[int, str], ...]
     is_zero: tuple[tuple[int, bool], ...]
 
@@ -104,18 +108,22 @@ class Finder:
     def find(self, lines: Sequence[str]) -> Iterator[tuple[int, NamedValue]]:
         """Yield the metrics in lines, each with the number of its line."""
         shapes = "\n".join(lines).translate(_SHAPE).split("\n")
+        places_of = self._places
         for number, (line, shape) in enumerate(zip(lines, shapes, strict=True)):
-            places = self._places.get(shape)
+            places = places_of.get(shape)
             if places is None or not places.are_in(line):
                 places = self._learn(line, shape)
-            step = line[places.step]
-            for name, value, whole in places.metrics:
-                if name not in self._others:
-                    quotient = float(line[value]) / int(line[whole] or 1)
-                    yield number, NamedValue(name, quotient, float(step) if step else None, True)
+            if not places.metrics:
+                continue
+            step = float(line[places.step]) if places.step else None
+            for name, at, whole_at in places.metrics:
+                value = float(line[at])
+                if whole_at:
+                    value /= int(line[whole_at])
+                yield number, _as_value((name, value, step, True))
 
     def _learn(self, line: str, shape: str) -> _Places:
-        places = _places(line)
+        places = _places(line, self._others)
         if len(line) <= MOST_CHARACTERS:
             self._remembered += len(line)
             if self._remembered > _MOST_REMEMBERED:
@@ -131,36 +139,40 @@ def prefilter() -> Pattern:
     return Pattern(_PREFILTER)
 
 
-def _places(text: str) -> _Places:
+def _places(text: str, others: Collection[str]) -> _Places:
+    small = text.translate(_SMALL)
+    places: dict[str, tuple[slice, slice | None]]
     if _DICTIONARY.match(text):
         items = {match[1]: match for match in _ITEM.finditer(text)}
-        step = next((_at(items[name], 2) for name in _STEPS if name in items), _NOWHERE)
-        matches = list(items.values()) if any(map(_IS_METRIC.search, items)) else []
-        metrics = {
-            name: (_at(match, 2), _NOWHERE)
+        step = next((slice(*items[name].span(2)) for name in _STEPS if name in items), None)
+        matches = (
+            list(items.values())
+            if any(map(_IS_METRIC.search, (name.lower() for name in items)))
+            else []
+        )
+        places = {
+            name: (slice(*match.span(2)), None)
             for name, match in items.items()
             if matches and name not in (*_STEPS, "epoch")
         }
     else:
-        match = _STEP.search(text)
-        step = _at(match, match.lastindex or 0) if match else _NOWHERE
+        match = _STEP.search(small)
+        step = slice(*match.span(match.lastindex or 0)) if match else None
         # Metrics stand behind a progress bar.
-        matches = list(_METRIC.finditer(text, max(0, len(text) - MOST_CHARACTERS)))
-        metrics = {_name(match[1]): (_at(match, 2), _at(match, 3)) for match in matches}
+        matches = list(_METRIC.finditer(small, max(0, len(text) - MOST_CHARACTERS)))
+        places = {
+            # "Train Loss" and "train_loss" are the same one.
+            match[1].replace(" ", "_"): (
+                slice(*match.span(2)),
+                slice(*match.span(3)) if match[3] else None,
+            )
+            for match in matches
+        }
     of_names = {at for match in matches for at in range(*match.span(1))}
-    of_words = {match.end() - 1 for match in _NUMBERED_WORD.finditer(text)}
+    of_words = {match.end() - 1 for match in _NUMBERED_WORD.finditer(small)}
     return _Places(
-        tuple((name, *places) for name, places in metrics.items()),
+        tuple((name, *at) for name, at in places.items() if name not in others),
         step,
         tuple((at, text[at]) for at in sorted(of_names | of_words) if text[at].isdecimal()),
         tuple((match.end() - 1, match[0] == "/0") for match in _BEHIND_SLASH.finditer(text)),
     )
-
-
-def _at(match: re.Match[str], group: int) -> slice:
-    return slice(*match.span(group)) if match[group] else _NOWHERE
-
-
-def _name(text: str) -> str:
-    """Return the name of a metric: ``Train Loss`` and ``train_loss`` are the same one."""
-    return text.lower().replace(" ", "_")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ _NOT_OF_RANKS = re.compile(rb"^(?:\[\d{1,9}\] |(?!\[\d{1,9}\] ).*\n)", re.MULTIL
 _MARK = re.compile(rb"^\[(\d{1,9})\] ", re.MULTILINE)
 # How a dictionary of Python begins, which cannot be JSON.
 _DICTIONARY = "{'"
+_JSON_BLANKS = " \t\n\r"
+_read_json = json.JSONDecoder().raw_decode
 # From this share of lines with metrics on, it is faster to search all lines.
 _DENSE = 0.5
 
@@ -57,6 +60,10 @@ class MetricPoint(NamedTuple):
     def title(self) -> str:
         """The name as people see it, which says whether a pattern stands behind it."""
         return f"{self.name} (detected)" if self.is_detected else self.name
+
+
+# Faster than its constructor, which counts for millions of points.
+_as_point: Callable[[tuple[Any, ...]], MetricPoint] = partial(tuple.__new__, MetricPoint)
 
 
 class Metrics(tuple[MetricPoint, ...]):
@@ -176,8 +183,7 @@ class MetricReader:
         # Those of a line stay in this order.
         values.sort(key=itemgetter(0))
         ranks = [int(rank) for rank in _MARK.findall(block)]
-        at = self._at.get(node) or None
-        return [self._point(at, ranks[number], item) for number, item in values]
+        return self._points_of(node, ((ranks[number], item) for number, item in values))
 
     def finish(self) -> list[MetricPoint]:
         """Return the metrics in incomplete lines, at the end of the log."""
@@ -197,11 +203,38 @@ class MetricReader:
             text = text[:end]
         return text
 
-    def _points(self, node: int, rank: int, data: bytes) -> Iterator[MetricPoint]:
-        for text in re.split(rb"[\r\n]+", data):
-            if text and len(text) <= _LINE_LIMIT_BYTES:
-                for item in self._values(text):
-                    yield self._point(self._at.get(node) or None, rank, item)
+    def _points(self, node: int, rank: int, data: bytes) -> list[MetricPoint]:
+        parts = (
+            text for text in re.split(rb"[\r\n]+", data) if text and len(text) <= _LINE_LIMIT_BYTES
+        )
+        return self._points_of(
+            node, ((rank, item) for text in parts for item in self._values(text))
+        )
+
+    def _points_of(self, node: int, values: Iterable[tuple[int, NamedValue]]) -> list[MetricPoint]:
+        """Return the points of values, each given with its rank; in one loop, as they are many.
+
+        The step of a detected value grows with each value, as many count theirs anew in each epoch.
+        A line without a step, such as a result at the end of an epoch, has the one before it.
+        """
+        at = self._at.get(node) or None
+        next_steps, reached = self._next_steps, self._reached
+        points = []
+        for rank, (name, value, printed, is_detected) in values:
+            least = next_steps.get((name, rank), 0)
+            step = None if printed is None or not abs(printed) < 2**63 else int(printed)
+            if is_detected:
+                is_printed = step is not None
+                step = max(reached.get(rank, 0) if step is None else step, least)
+                next_steps[name, rank] = step + 1
+                if is_printed:
+                    reached[rank] = step
+            else:
+                # Values with a step are counted, too, as not every line may have one.
+                next_steps[name, rank] = least + 1
+                step = least if step is None else step
+            points.append(_as_point((name, rank, step, value, at, "", is_detected)))
+        return points
 
     def _values(self, text: bytes) -> Iterator[NamedValue]:
         """Yield the metrics of a line."""
@@ -219,30 +252,6 @@ class MetricReader:
                 lines_of_text[number] = ""
         if self._finder is not None:
             yield from self._finder.find(lines_of_text)
-
-    def _point(self, at: float | None, rank: int, item: NamedValue) -> MetricPoint:
-        number = self._step_of_detected(rank, item) if item.is_detected else self._step(rank, item)
-        return MetricPoint(item.name, rank, number, item.value, at, "", item.is_detected)
-
-    def _step(self, rank: int, item: NamedValue) -> int:
-        # Values with a step are counted, too, as not every line may have one.
-        count = self._next_steps.get((item.name, rank), 0)
-        self._next_steps[item.name, rank] = count + 1
-        step = _whole(item.step)
-        return count if step is None else step
-
-    def _step_of_detected(self, rank: int, item: NamedValue) -> int:
-        """Return a step that grows with each value, as many count theirs anew in each epoch.
-
-        A line without a step, such as a result at the end of an epoch, has the one before it.
-        """
-        least = self._next_steps.get((item.name, rank), 0)
-        printed = _whole(item.step)
-        step = max(self._reached.get(rank, 0) if printed is None else printed, least)
-        self._next_steps[item.name, rank] = step + 1
-        if printed is not None:
-            self._reached[rank] = step
-        return step
 
 
 def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
@@ -273,10 +282,10 @@ def _value(name: str, selected: Value) -> Iterator[NamedValue]:
 def _json_values(text: str) -> list[NamedValue]:
     """Return the numbers of a printed JSON object."""
     try:
-        values = json.loads(text)
+        values, end = _read_json(text)
     except (ValueError, RecursionError):
         return []
-    if not isinstance(values, dict):
+    if text[end:].strip(_JSON_BLANKS):
         return []
     step = next((_number(values[key]) for key in _STEPS if _is_number(values.get(key))), None)
     return [
@@ -288,13 +297,8 @@ def _json_values(text: str) -> list[NamedValue]:
 
 def _is_number(value: Any) -> bool:
     """Whether a value is a number; NaN and infinity count, as a loss may be either."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-    return is_whole or isinstance(value, float)
-
-
-def _whole(step: float | None) -> int | None:
-    """Return a printed step as a whole number; None if it is none, such as NaN."""
-    return int(step) if step is not None and abs(step) < 2**63 else None
+    kind = type(value)
+    return kind is float or (kind is int and abs(value) < 2**63)
 
 
 def _number(value: Any) -> float | None:

@@ -134,8 +134,8 @@ def test_a_missing_worker_is_reported_in_a_table(cloud, faulty):
     assert re.match(r"1\|.*\|open\|yes\|same\|4\.1\|3\.\d+\.\d+\|[+-]0\.\d s\|ready", row(done, 1))
     assert re.match(r"2\|.*\|[\d.]+\|closed\|-\|-\|-\|-\|-\|port 38888: .* refused", row(done, 2))
     assert (
-        "hint: node 2: the node is up, but its entry does not listen: what does its own log say?"
-        in done.err
+        "hint: node 2: a machine is up there, but no entry listens: is the address right,"
+        " and what does its log say?" in done.err
     )
     assert done.err.count("jobentry: the nodes after") == 1
 

@@ -152,6 +152,29 @@ def test_a_stale_hosts_file_that_names_this_node_does_not_choose_the_network(nod
     ]
 
 
+@pytest.mark.parametrize(
+    ("addresses", "problem"),
+    [
+        (("10.1.0.1", "10.1.0.1"), "its name has an address of the head, 10.1.0.1"),
+        (
+            ("fe80::1", "fe80::2"),
+            "its name has only the link-local address fe80::2, which no library can use",
+        ),
+    ],
+)
+def test_a_name_that_cannot_be_that_of_another_node_is_told_at_once(nodes, addresses, problem):
+    """A first table of the nodes says so, long before the one at the end of the wait."""
+    nodes.join("data", "eth0", [f"{address}/24" for address in addresses])
+    for node in (0, 1):
+        nodes.name(node, "".join(f"{item} w{n}\n" for n, item in enumerate(addresses)))
+
+    head, _ = nodes.run("", CLOUDJOB_START_TIMEOUT_S="8")
+
+    assert head.err.count(problem) == 3
+    assert head.err.count("jobentry: the nodes after ") == 2
+    assert "hint: node 1: correct its address in the name server, or in /etc/hosts" in head.err
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("launcher", ["torchrun", "pytorch-modelarts"])
 def test_ranks_of_torch_meet_over_the_route_between_the_nodes(nodes, launcher):

@@ -20,7 +20,7 @@ from typing import Callable, NamedTuple
 from jobentry.control import transport
 from jobentry.control.loop import NodeLoop
 from jobentry.control.transport import Break, Channel, Link, Stream
-from jobentry.system.addresses import plain_name
+from jobentry.system.addresses import is_link_local, is_own, plain_name
 
 GREETING = b"cloudjob-control 2 "
 _REFUSED = "refused"
@@ -40,6 +40,7 @@ class Attempt(NamedTuple):
     Args:
         is_dead: Whether it proves that the worker's entry no longer listens.
         has_control: Whether the handshake succeeded; None for not tried.
+        is_misnamed: Whether its name has an address that cannot be that of another node.
     """
 
     address: str = ""
@@ -48,6 +49,7 @@ class Attempt(NamedTuple):
     hint: str = ""
     is_dead: bool = False
     has_control: bool | None = None
+    is_misnamed: bool = False
 
 
 class Answer(NamedTuple):
@@ -108,7 +110,14 @@ def _address(host: str, port: int) -> str:
         addresses = socket.getaddrinfo(plain_name(host), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ""
-    return str(addresses[0][4][0])
+    return min((str(item[4][0]) for item in addresses), key=is_link_local)
+
+
+def _misnamed(address: str) -> str:
+    """Return why a name with this address cannot be that of another node; empty if it can."""
+    if is_link_local(address):
+        return "its name has only the link-local address %s, which no library can use" % address
+    return "its name has an address of the head, %s" % address if is_own(address) else ""
 
 
 class Dial:
@@ -142,6 +151,7 @@ class Dial:
         self._stream: Stream | None = None
         self._transcript = ""
         self._entry = ""
+        self._is_by_name = False
         self._is_stopped = False
 
     def start(self, host: str, control_dir: str) -> None:
@@ -163,6 +173,7 @@ class Dial:
         if self._is_stopped:
             return
         if address:
+            self._is_by_name = True
             self._connect(address, self._access.port)
         else:
             self._on_failure(NO_NAME)
@@ -260,14 +271,18 @@ class Dial:
 
     def _unreachable(self, number: int) -> None:
         self.stop()
-        if number == errno.ETIMEDOUT:
+        is_dead = number == errno.ECONNREFUSED
+        misnamed = _misnamed(self._address) if self._is_by_name else ""
+        if misnamed:
+            problem, hint = misnamed, _MISNAMED
+        elif number == errno.ETIMEDOUT:
             problem, hint = "no answer on port %d" % self._port, _NO_ANSWER
         else:
             problem = "port %d: %s" % (self._port, os.strerror(number).lower())
-            hint = _NOT_LISTENING if number == errno.ECONNREFUSED else _NO_ANSWER
-        is_dead = number == errno.ECONNREFUSED
+            hint = _NOT_LISTENING if is_dead else _NO_ANSWER
         hint = hint.format(self._port)
-        self._on_failure(Attempt(self._address, False, problem, hint, is_dead))
+        attempt = Attempt(self._address, False, problem, hint, is_dead)
+        self._on_failure(attempt._replace(is_misnamed=bool(misnamed)))
 
 
 NO_NAME = Attempt(
@@ -279,8 +294,11 @@ NO_ADDRESS = Attempt(
     hint="what does its own log say?",
 )
 _NO_ANSWER = "is it up, and can the nodes reach each other on port {}? (firewall, network policy)"
-_NOT_LISTENING = "the node is up, but its entry does not listen: what does its own log say?"
+_NOT_LISTENING = (
+    "a machine is up there, but no entry listens: is the address right, and what does its log say?"
+)
 _SILENT = "it hangs: is its memory or its disk full? restart that node"
+_MISNAMED = "correct its address in the name server, or in /etc/hosts of the head"
 _FOREIGN = "set SSHD_PORT to a port other than {} on all nodes"
 _OTHER = "every node of a job needs the same key (CLOUDJOB_SSH_KEY) and a free port (SSHD_PORT)"
 

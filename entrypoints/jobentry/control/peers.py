@@ -370,13 +370,17 @@ class WorkerPool:
         waited_s = self._loop.now_s() - self._begun
         self._is_late = True
         self.show()
-        self._loop.schedule("late", waited_s, self._are_late)
+        self._loop.schedule("late", max(waited_s, _LATE_S), self._are_late)
 
     # -- silence ----------------------------------------------------------------------------------
 
     def _tick(self, elapsed_s: float) -> None:
         for worker in self.workers:
             worker.tick(elapsed_s)
+        # Waiting longer does not help then.
+        is_misnamed = any(worker.attempt.is_misnamed for worker in self.absent)
+        if is_misnamed and not self._is_late and self._loop.is_scheduled("late"):
+            self._are_late()
         self._report_silence()
 
     def _report_silence(self) -> None:

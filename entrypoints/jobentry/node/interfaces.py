@@ -141,7 +141,7 @@ def _own_address(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork
 
 
 def _sockets_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
-    value, origin = _value(node, environ, names.NCCL_SOCKET_IFNAME)
+    value, origin = _value(node, environ, network, names.NCCL_SOCKET_IFNAME)
     if origin is Origin.USER:
         is_known = any(parse(value).has(interface.name) for interface in network.interfaces)
         return Choice(
@@ -200,7 +200,7 @@ def _family_of_nccl(
     node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork
 ) -> Mapping[str, str]:
     """Return NCCL's address family if the default one, IPv4, does not lead to the other nodes."""
-    _, origin = _value(node, environ, names.NCCL_SOCKET_FAMILY)
+    _, origin = _value(node, environ, network, names.NCCL_SOCKET_FAMILY)
     is_ipv6 = ":" in network.route.address
     return {names.NCCL_SOCKET_FAMILY: "AF_INET6"} if is_ipv6 and origin is Origin.DEFAULT else {}
 
@@ -209,7 +209,7 @@ def _sockets_by_name(
     node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork, name: str
 ) -> Choice:
     """Set or check a list of full names, all of which must exist."""
-    value, _ = _value(node, environ, name)
+    value, _ = _value(node, environ, network, name)
     route_name = network.route.interface
     if not value:
         return Choice({name: route_name} if node.nodes > 1 and route_name else {})
@@ -222,7 +222,7 @@ def _sockets_by_name(
 def _devices_of_nccl(node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork) -> Choice:
     """Check NCCL's devices: without them it uses sockets, which can be a hundred times slower."""
     name = names.NCCL_IB_HCA
-    value, _ = _value(node, environ, name)
+    value, _ = _value(node, environ, network, name)
     if not value:
         return Choice({name: value} if name in environ else {})
     selected = parse(value)
@@ -291,7 +291,9 @@ def _name_for_horovod(node: NodeEnv, network: NodeNetwork) -> Choice:
     return Choice({}, (_note(node, text % address),))
 
 
-def _value(node: NodeEnv, environ: Mapping[str, str], name: str) -> tuple[str, Origin]:
+def _value(
+    node: NodeEnv, environ: Mapping[str, str], network: NodeNetwork, name: str
+) -> tuple[str, Origin]:
     """Return the value that the ranks would get, empty for none, and who has chosen it."""
     exported = mpi.exported_values(node).get(name)
     if exported is not None and node.open_mpi.x_args is not None:
@@ -300,7 +302,11 @@ def _value(node: NodeEnv, environ: Mapping[str, str], name: str) -> tuple[str, O
         value = environ[name]
         if name in node.env_names or value not in (PRESET_SOCKET_IFNAME, exported):
             return value, Origin.USER
-        return value, Origin.PLATFORM if value != exported else Origin.DEFAULT
+        if value != exported:
+            return value, Origin.PLATFORM
+    in_file = network.nccl_parameters.get(name)
+    if in_file:
+        return in_file, Origin.USER
     return exported or "", Origin.DEFAULT
 
 

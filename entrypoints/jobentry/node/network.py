@@ -18,7 +18,7 @@ from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
-from jobentry.system.addresses import ANY_PORT, address_of, addresses_of, is_loopback
+from jobentry.system.addresses import address_of, addresses_of, is_loopback, source_for
 
 # From linux/sockios.h and linux/if.h. These requests give the flags and addresses in this network
 # namespace, which /sys/class/net may not.
@@ -39,6 +39,7 @@ _OUTSIDE = ("203.0.113.1", "2001:db8::1")
 # Where Open MPI and its runtime PRRTE look for parameters: below mpirun's folder, and at home.
 _OPEN_MPI_FILES = ("etc/openmpi-mca-params.conf", "etc/openmpi/openmpi-mca-params.conf")
 _OWN_OPEN_MPI_FILE = ".openmpi/mca-params.conf"
+_NCCL_FILE, _OWN_NCCL_FILE = "/etc/nccl.conf", ".nccl.conf"
 _MAX_FILE_BYTES = 1_000_000
 
 
@@ -66,6 +67,7 @@ class NodeNetwork(NamedTuple):
     Args:
         devices: The names of its InfiniBand devices.
         open_mpi_parameters: The names of the parameters that Open MPI's files on this node set.
+        nccl_parameters: What NCCL's files on this node set.
         name_is_loopback: Whether this node's own name means the loopback on it.
     """
 
@@ -73,6 +75,7 @@ class NodeNetwork(NamedTuple):
     route: Route = NOWHERE
     devices: tuple[str, ...] = ()
     open_mpi_parameters: frozenset[str] = frozenset()
+    nccl_parameters: Mapping[str, str] = {}
     name_is_loopback: bool = False
 
     @property
@@ -90,6 +93,7 @@ def detect(node: NodeEnv, environ: Mapping[str, str]) -> NodeNetwork:
     return network._replace(
         route=_route(node, environ.get(names.MA_CURRENT_IP, ""), network),
         devices=tuple(devices),
+        nccl_parameters=_nccl_parameters(environ),
         open_mpi_parameters=_open_mpi_parameters(environ) if node.nodes > 1 else frozenset(),
         name_is_loopback=node.nodes > 1 and _is_name_loopback(),
     )
@@ -190,14 +194,8 @@ def _is_name_loopback() -> bool:
 
 def _route_to(address: str, interfaces: Sequence[Interface]) -> Route:
     """Return the way to an address: the source address that the kernel would choose for it."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, ANY_PORT))
-            source = str(probe.getsockname()[0]).partition("%")[0]
-    except OSError:
-        return NOWHERE
-    return Route(interface_with(source, interfaces), source)
+    source = source_for(address)
+    return Route(interface_with(source, interfaces), source) if source else NOWHERE
 
 
 def _interfaces() -> tuple[Interface, ...]:
@@ -276,11 +274,22 @@ def _open_mpi_parameters(environ: Mapping[str, str]) -> frozenset[str]:
     root = "/" if prefix == "/usr" else prefix
     paths = [os.path.join(root, name) for name in _OPEN_MPI_FILES]
     paths.append(os.path.join(environ.get("HOME", "/"), _OWN_OPEN_MPI_FILE))
-    names_of_parameters = set()
+    return frozenset(_settings(paths))
+
+
+def _nccl_parameters(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what NCCL's files on this node set, as variables would overrule them."""
+    file_of_user = os.path.join(environ.get("HOME", "/"), _OWN_NCCL_FILE)
+    return _settings([environ.get("NCCL_CONF_FILE") or file_of_user, _NCCL_FILE])
+
+
+def _settings(paths: Sequence[str]) -> dict[str, str]:
+    """Return the ``NAME=VALUE`` lines of files that exist; the first of a name counts."""
+    value_of: dict[str, str] = {}
     for path in paths:
         with contextlib.suppress(OSError), open(path, "rb") as file:
             for line in file.read(_MAX_FILE_BYTES).decode("utf-8", "replace").splitlines():
-                name, equals, _ = line.partition("=")
+                name, equals, value = line.partition("=")
                 if equals and not name.lstrip().startswith("#"):
-                    names_of_parameters.add(name.strip())
-    return frozenset(names_of_parameters)
+                    value_of.setdefault(name.strip(), value.strip())
+    return value_of

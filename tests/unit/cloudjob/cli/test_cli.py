@@ -378,6 +378,20 @@ def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path: Path, clo
     assert done.returncode > 2
 
 
+def test_an_output_without_space_is_an_error_of_one_line(home: Path):
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" > /dev/full', "sh", sys.executable, "-m", "cloudjob.cli", "list"],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=180,
+    )
+
+    assert done.returncode == 1
+    text = "error: writing a file or the output of this command: no space left on device"
+    assert done.stderr.splitlines()[0] == text
+    assert len(done.stderr.splitlines()) == 2
+
+
 def test_a_user_without_a_home_folder_needs_only_a_state_folder():
     """As in a container of OpenShift: ``HOME`` is not set, and no list of users has this one."""
     python, why_not = python_of_user()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from jobentry.contract.env import NodeEnv, OpenMpi
 from jobentry.node import interfaces
 from jobentry.node.interfaces import Choice, Names, parse
-from jobentry.node.network import NOWHERE, Interface, NodeNetwork, Route
+from jobentry.node.network import NOWHERE, Interface, NodeNetwork, Route, detect
 
 LO = Interface("lo", ("127.0.0.1",), is_loopback=True)
 ETH0 = Interface("eth0", ("10.0.0.5",))
@@ -449,3 +451,23 @@ def test_open_mpis_daemons_use_the_same_interface(
     variables = interfaces.choose(node, {}, node_network, has_agent=has_agent).variables
 
     assert tuple(name for name in OPEN_MPI if name in variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "expected"),
+    [
+        ("NCCL_SOCKET_IFNAME=docker0\n", {}, "docker0"),
+        ("NCCL_SOCKET_IFNAME=^eth\n", {}, "^eth"),
+        ("NCCL_SOCKET_IFNAME=docker0\n", {"NCCL_SOCKET_IFNAME": "=eth0"}, "=eth0"),
+        ("#NCCL_SOCKET_IFNAME=docker0\nNCCL_DEBUG=INFO\n", {}, "eth0"),
+    ],
+)
+def test_what_a_file_of_nccl_sets_stays(
+    tmp_path: Path, text: str, environ: dict[str, str], expected: str
+):
+    """A variable would overrule it, so none is set to something else."""
+    (tmp_path / "conf").write_text(text)
+    detected = detect(ONE, {"NCCL_CONF_FILE": str(tmp_path / "conf")})
+    node_network = network(ETH0, DOCKER0)._replace(nccl_parameters=detected.nccl_parameters)
+
+    assert choose(TWO, node_network, **environ).variables["NCCL_SOCKET_IFNAME"] == expected
