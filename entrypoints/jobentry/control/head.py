@@ -202,9 +202,19 @@ class Head:
             self._stop.fail(early_ends.outcome(worker.early_end))
             return
         message = "node %d (%s) is gone: %s" % (worker.index, worker.host, worker.reason)
+        index, host = worker.index, worker.host
+        suspended_s = self._loop.suspended_s()
+        stall_s = self._node.stall_s
+        # The worker's time began with the last message before the suspension.
+        if suspended_s > max(stall_s / 2, stall_s - transport.SILENT_S):
+            index, host = self._node.node, self._node.hosts[self._node.node]
+            message = "node %d (%s) was suspended for %.0f s: %s" % (
+                *(index, host, suspended_s),
+                message,
+            )
         log_message(message)
         self._run.worker_lost(worker.index)
-        failure = Failure(worker.index, worker.host, exit_code=_KILLED, message=message)
+        failure = Failure(index, host, exit_code=_KILLED, message=message)
         self._hosts.worker_lost(worker, failure)
 
     # -- the end ----------------------------------------------------------------------------------
