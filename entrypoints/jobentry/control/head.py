@@ -208,10 +208,8 @@ class Head:
         # The worker's time began with the last message before the suspension.
         if suspended_s > max(stall_s / 2, stall_s - transport.SILENT_S):
             index, host = self._node.node, self._node.hosts[self._node.node]
-            message = "node %d (%s) was suspended for %.0f s: %s" % (
-                *(index, host, suspended_s),
-                message,
-            )
+            suspended = "node %d (%s) was suspended for %.0f s" % (index, host, suspended_s)
+            message = "%s: %s" % (suspended, message)
         log_message(message)
         self._run.worker_lost(worker.index)
         failure = Failure(index, host, exit_code=_KILLED, message=message)
