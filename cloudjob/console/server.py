@@ -29,6 +29,8 @@ from cloudjob.errors import CloudJobError
 _STATIC = Path(__file__).parent / "static"
 _HOST = "127.0.0.1"
 _END_S = 2
+# What the page of an address that does not exist says.
+_MISSING = "There is no such page."
 # What NiceGUI raises if a page is built whose browser has left.
 _CLOSED = re.compile(r"(client this element belongs to|parent slot of .*) has been deleted")
 
@@ -88,7 +90,10 @@ async def _not_found(request: Request, error: Exception) -> Response:
     is_page = "text/html" in request.headers.get("accept", "")
     if not is_page or not isinstance(error, HTTPException):
         return JSONResponse({"error": "not found"}, 404)
-    return HTMLResponse((_STATIC / "missing.html").read_text(), 404)
+    page = (_STATIC / "missing.html").read_text()
+    if isinstance(error.__cause__, CloudJobError):
+        page = page.replace(_MISSING, escape(error.detail))
+    return HTMLResponse(page, 404)
 
 
 def _shortened(record: logging.LogRecord) -> bool:

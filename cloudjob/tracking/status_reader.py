@@ -173,7 +173,14 @@ class StatusReader:
 
     def _read(self) -> JobStatus:
         record = self._access.record
-        native = self._native()
+        answers = True
+        try:
+            native = self._native()
+        except Unreachable:
+            ended = self._ended_elsewhere()
+            if ended is None:
+                raise
+            native, answers = ended, False
         if native == Absent(Absence.OUT_OF_REACH):
             native = self._ended_elsewhere() or native
         status = verdict.as_status(record, native)
@@ -183,7 +190,9 @@ class StatusReader:
         status = verdict.with_record(
             status, native, exit_record, self.record_error, self._entry_lines
         )
-        if not self.record_error and self._has_forgotten_secrets() and self._is_settled(status):
+        # A platform that does not answer may still hold what the next status frees.
+        is_read = answers and not self.record_error
+        if is_read and self._has_forgotten_secrets() and self._is_settled(status):
             text = json.dumps(statuses.to_json(status))
             # A job found in another store is not in the records; and a full disk or damaged records
             # do not hide how a job ended.

@@ -18,6 +18,7 @@ from cloudjob.backends.docker.request import (
     NAME_LABEL,
     NODE_LABEL,
     NODES_LABEL,
+    network_name,
 )
 
 NEVER = "0001-01-01T00:00:00Z"
@@ -41,6 +42,7 @@ class FakeEngine:
         before: Called once before the first request of this name, such as ``inspect``: it makes
             something happen between two requests of the backend.
         signals: The signals that were sent: the number of a node, and a name.
+        names: The names of containers, by node, that somebody has renamed.
         others: Containers that somebody else has made, as the engine lists them.
         files: The files that were put into containers: the number of a node, and a path.
     """
@@ -51,6 +53,7 @@ class FakeEngine:
     def __init__(self, job: str, nodes: int, grace_s: float = 10.0) -> None:
         self.has_network = True
         self.before: dict[str, Callable[[], object]] = {}
+        self.names: dict[int, str] = {}
         self.others: list[dict[str, Any]] = []
         self.signals: list[tuple[int, str]] = []
         self.files: dict[tuple[int, str], bytes] = {}
@@ -75,6 +78,10 @@ class FakeEngine:
     def remove(self, node: int) -> None:
         """Remove the container of a node."""
         del self._states[node]
+
+    def pause(self, node: int) -> None:
+        """Pause a node."""
+        self._set(node, "paused", 0, NEVER)
 
     def _set(self, node: int, status: str, code: int, finished_at: str) -> None:
         self._states[node] = {
@@ -103,7 +110,8 @@ class FakeEngine:
         return [
             {
                 "Id": f"id-{node}",
-                "Names": [f"/worker-{node}"],
+                "Names": [f"/{self.names.get(node, f'worker-{node}')}"],
+                "HostConfig": {"NetworkMode": network_name(self._labels[JOB_LABEL])},
                 "State": state["Status"],
                 "Labels": {**self._labels, NODE_LABEL: str(node), NAME_LABEL: f"worker-{node}"},
             }

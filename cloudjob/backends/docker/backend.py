@@ -37,8 +37,8 @@ from cloudjob.backends.docker.state import (
     container,
     dump,
     ended_status,
-    is_node,
     load,
+    nodes_among,
     removed,
     seen_nodes,
     unended_status,
@@ -492,10 +492,10 @@ class DockerBackend(Backend[DockerRequest]):
             listed = self._listed(f"{JOB_LABEL}={job}")
         return sorted((container(item) for item in listed), key=lambda item: item.node)
 
-    def _listed(self, label: str) -> list[dict[str, Any]]:
+    def _listed(self, label: str) -> list[Mapping[str, Any]]:
         """Return the containers of jobs that have a label, as the engine lists them."""
         listed = self._client.containers(all=True, filters={"label": label})
-        return [item for item in listed if is_node(item)]
+        return nodes_among(listed)
 
     def _inspected(self, containers: Iterable[Container]) -> list[Container]:
         def inspect(item: Container) -> Container:

@@ -16,6 +16,7 @@ from cloudjob.backends.docker.request import (
     NAME_LABEL,
     NODE_LABEL,
     NODES_LABEL,
+    network_name,
 )
 from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
 from cloudjob.model import times
@@ -23,12 +24,13 @@ from cloudjob.model.status import JobState
 from jobentry.contract.exits import Cause, Failure
 from jobentry.contract.malformed import MALFORMED
 
+_PAUSED = "paused"
 # The engine's state of a container -> the state of its node; any other is UNKNOWN.
 _STATES = {
     "created": JobState.PENDING,
     "initialized": JobState.PENDING,
     "running": JobState.RUNNING,
-    "paused": JobState.RUNNING,
+    _PAUSED: JobState.RUNNING,
     "restarting": JobState.RUNNING,
     "stopping": JobState.RUNNING,
     "removing": JobState.RUNNING,
@@ -94,24 +96,40 @@ class Container:
         )
 
 
-def is_node(item: Mapping[str, Any]) -> bool:
-    """Return whether an item of the engine's list is a container that a submit has created.
+def nodes_among(listed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return those items of the engine's list that are containers which a submit has created.
 
-    `docker commit` copies labels into an image, and so into each container that is made from it.
+    `docker commit` copies labels into an image, and so into each container that is made from it. A
+    node that somebody has renamed is in the network of its job, and no other has its number.
     """
+    named = [item for item in listed if _has_its_name(item)]
+    places = {_place(item) for item in named}
+    others = [item for item in listed if not _has_its_name(item) and _is_in_network(item)]
+    return [*named, *(item for item in others if _place(item) not in places)]
+
+
+def _has_its_name(item: Mapping[str, Any]) -> bool:
     # A container that is being removed may have no name any more.
     names = [name.lstrip("/") for name in item.get("Names") or ()]
     return not names or item["Labels"].get(NAME_LABEL) in names
 
 
+def _is_in_network(item: Mapping[str, Any]) -> bool:
+    network = item.get("HostConfig", {}).get("NetworkMode")
+    return bool(network == network_name(item["Labels"].get(JOB_LABEL, "")))
+
+
+def _place(item: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    return item["Labels"].get(JOB_LABEL), item["Labels"].get(NODE_LABEL)
+
+
 def container(item: Mapping[str, Any]) -> Container:
     """Return a container from an item of the engine's list."""
     labels = item["Labels"]
-    names = item.get("Names") or ["/"]
     return Container(
         id=item["Id"],
         node=int(labels[NODE_LABEL]),
-        host=names[0].lstrip("/"),
+        host=labels.get(NAME_LABEL, ""),
         native=str(item["State"]).lower(),
         labels=labels,
     )
@@ -163,7 +181,9 @@ def _seen(item: Container, reported: Collection[str]) -> supervision.Node:
 def unended_status(containers: list[Container]) -> NativeStatus:
     """Return the status of a job that has not ended, from its containers; there is one at least."""
     item = _head(containers) or containers[0]
-    return unended(_STATES.get(item.native, JobState.UNKNOWN), item.native)
+    paused = [f"node {item.node} ({item.host})" for item in containers if item.native == _PAUSED]
+    native = f"{_PAUSED}: {', '.join(paused)}" if paused else item.native
+    return unended(_STATES.get(item.native, JobState.UNKNOWN), native)
 
 
 def ended_status(containers: list[Container], *, is_cancelled: bool) -> Ended:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nicegui import ui
+from starlette.exceptions import HTTPException
 
 from cloudjob.console.emulated import EmulatedJob
 from cloudjob.console.pages import log
@@ -15,7 +16,7 @@ from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.emulator import daemon
-from cloudjob.errors import CloudJobError
+from cloudjob.errors import CloudJobError, JobNotFound
 from cloudjob.home import records_path
 from cloudjob.home.records import Records
 from cloudjob.model.summary import span
@@ -73,6 +74,8 @@ def register(console: Console) -> None:
     async def log_page(key: str) -> None:
         try:
             job = await in_thread(EmulatedJob, console.home, key)
+        except JobNotFound as error:
+            raise HTTPException(404, displayable(error.message)) from error
         except CloudJobError as error:
             with frame("Emulator", "Emulator"), ui.card().classes("panel"):
                 ui.label(displayable(error.message))

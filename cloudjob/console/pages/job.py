@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from nicegui import ui
+from starlette.exceptions import HTTPException
 
 from cloudjob import api
 from cloudjob.console.facts import facts
@@ -21,7 +22,7 @@ from cloudjob.console.pages.widgets import confirm
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
-from cloudjob.errors import CloudJobError
+from cloudjob.errors import CloudJobError, JobNotFound
 from cloudjob.model.status import Hang, JobState, JobStatus, Phase, SlowRanks
 from cloudjob.model.summary import age, duration, reason
 from cloudjob.model.text import counted
@@ -64,6 +65,8 @@ def register(console: Console) -> None:
     async def page(job_id: str, view: str = _VIEWS[0]) -> None:
         try:
             job = await in_thread(console.job, job_id)
+        except JobNotFound as error:
+            raise HTTPException(404, displayable(error.message)) from error
         except CloudJobError as error:
             with frame(job_id, job_id), ui.card().classes("panel"):
                 ui.label(displayable(error.message))

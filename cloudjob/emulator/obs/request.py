@@ -190,6 +190,20 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _CODED = "aws-chunked"
 _PART, _LAST_PART = re.compile(r"[1-9][0-9]{0,4}\Z"), 10_000
 _KEY_BYTES = 1024
+# What OBS accepts in a parameter or header, while SeaweedFS ignores what it does not know.
+_VALUES = {
+    "encoding-type": re.compile(r"url\Z"),
+    "list-type": re.compile(r"2\Z"),
+    "x-amz-acl": re.compile(
+        r"(private|public-read|public-read-write|authenticated-read|aws-exec-read"
+        r"|bucket-owner-read|bucket-owner-full-control|log-delivery-write)\Z"
+    ),
+}
+# Larger numbers count as the largest list; SeaweedFS refuses them.
+_COUNTS = ("max-keys", "max-parts", "max-uploads")
+_MOST_LISTED, _LARGEST_COUNT = 1000, 2**31 - 1
+# Any other range counts as none.
+_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-[0-9]{1,18})\Z")
 _INVALID_ENCODING = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
@@ -219,7 +233,9 @@ def read(message: Message) -> ObsRequest:
     """
     bucket, _, key = message.path[1:].partition("/")
     _check_names(bucket, key)
-    query = tuple(item for item in message.query if _is_passed_on(item[0]))
+    query = tuple(
+        (name, _value(name, value)) for name, value in message.query if _is_passed_on(name)
+    )
     _check_part(dict(query).get("partNumber"))
     action = _action(message.method, bucket, key, query)
     source = _source(message)
@@ -300,6 +316,32 @@ def _is_passed_on(name: str) -> bool:
     return True
 
 
+def _value(name: str, value: str) -> str:
+    """Return the value of a parameter that the object store gets.
+
+    Raises:
+        Refused: OBS does not accept it, or the emulator does not.
+    """
+    _check_value(name, value)
+    if name == "delimiter" and len(value) > 1:
+        raise _not_implemented("delimiters of several characters")
+    is_large = name in _COUNTS and re.match(r"[0-9]{4,10}\Z", value) is not None
+    if is_large and _MOST_LISTED < int(value) <= _LARGEST_COUNT:
+        return str(_MOST_LISTED)
+    return value
+
+
+def _check_value(name: str, value: str) -> None:
+    allowed = _VALUES.get(name)
+    if allowed and not allowed.match(value):
+        raise Refused(400, "InvalidArgument", f"The value of {name} is invalid.")
+
+
+def _is_range(text: str) -> bool:
+    match = _RANGE.match(text)
+    return match is not None and not (match[2] and int(match[2]) < int(match[1]))
+
+
 def _headers(message: Message) -> dict[str, str]:
     """Return the headers that the object store gets.
 
@@ -310,6 +352,9 @@ def _headers(message: Message) -> dict[str, str]:
         raise _not_implemented("keys of the service for encryption")
     kept = {}
     for name, value in message.headers.items():
+        _check_value(name, value)
+        if name == "range" and not _is_range(value):
+            continue
         if name in _HEADERS or name.startswith((*_HEADER_STARTS, f"{_COPY}-")):
             kept[name] = value
         elif name.startswith(("x-amz-", "x-obs-")) and name not in _IGNORED_HEADERS:

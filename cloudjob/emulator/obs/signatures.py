@@ -27,12 +27,19 @@ from cloudjob.emulator.obs.request import (
 from cloudjob.emulator.state import Account, User
 from jobentry.contract import sigv4
 
+_ALGORITHM = "AWS4-HMAC-SHA256"
 _V4 = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=(?P<access>[^/,\s]+)/(?P<scope>[^,\s]+), ?"
+    _ALGORITHM + r" Credential=(?P<access>[^/,\s]+)/(?P<scope>[^,\s]+), ?"
     r"SignedHeaders=(?P<names>[^,\s]+), ?Signature=(?P<text>[0-9a-f]+)\Z"
 )
 _V2 = re.compile(r"AWS (?P<access>[^: ]+):(?P<text>\S+)\Z")
 _UNREADABLE = "The signature of the request cannot be read."
+# What a URL with a signature of version 4 must have, and how long it may be valid.
+_OF_V4_URL = {
+    *("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires"),
+    *("x-amz-signature", "x-amz-signedheaders"),
+}
+_LIFE, _LONGEST_LIFE_S = re.compile(r"[0-9]{1,6}\Z"), 7 * 24 * 3600
 
 
 class _Signature(NamedTuple):
@@ -170,11 +177,16 @@ def _signature_of(message: Message) -> _Signature:
 
 
 def _v4_of_url(query: dict[str, str]) -> _Signature:
+    if not query.keys() >= _OF_V4_URL or query["x-amz-algorithm"] != _ALGORITHM:
+        raise _invalid_url(f"It needs {', '.join(sorted(_OF_V4_URL))}, with {_ALGORITHM}.")
+    life = query["x-amz-expires"]
+    if not _LIFE.match(life) or int(life) > _LONGEST_LIFE_S:
+        raise _invalid_url(f"x-amz-expires must be a number of seconds up to {_LONGEST_LIFE_S}.")
     access, _, scope = query["x-amz-credential"].partition("/")
     names = tuple(query["x-amz-signedheaders"].split(";"))
     moment = query["x-amz-date"]
-    at_s, life_s = _seconds(moment), int(query["x-amz-expires"])
-    times = (moment, at_s - SKEW_S, at_s + life_s)
+    at_s = _seconds(moment)
+    times = (moment, at_s - SKEW_S, at_s + int(life))
     return _Signature(access, query["x-amz-signature"], scope, names, *times, is_url=True)
 
 
@@ -262,6 +274,10 @@ def _v2(signature: _Signature, secret: str, message: Message) -> list[str]:
             signer.get_signature(message.method, url, headers, auth_path=path) for path in paths
         ]
     return expected
+
+
+def _invalid_url(message: str) -> Refused:
+    return Refused(400, "AuthorizationQueryParametersError", message)
 
 
 def _denied(message: str) -> Refused:

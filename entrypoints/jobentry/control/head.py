@@ -194,9 +194,17 @@ class Head:
             self._stop.fail(early_ends.outcome(worker.early_end))
             return
         message = "node %d (%s) is gone: %s" % (worker.index, worker.host, worker.reason)
+        index, host = worker.index, worker.host
+        suspended_s = self._loop.suspended_s()
+        stall_s = self._node.stall_s
+        # The worker's time began with the last message before the suspension.
+        if suspended_s > max(stall_s / 2, stall_s - transport.SILENT_S):
+            index, host = self._node.node, self._node.hosts[self._node.node]
+            suspended = "node %d (%s) was suspended for %.0f s" % (index, host, suspended_s)
+            message = "%s: %s" % (suspended, message)
         log_message(message)
         self._run.worker_lost(worker.index)
-        failure = Failure(worker.index, worker.host, exit_code=_KILLED, message=message)
+        failure = Failure(index, host, exit_code=_KILLED, message=message)
         self._stop.fail_for_lost_node(failure)
 
     # -- the end ----------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ _TICK_S = 0.5
 # it knows nothing about the other side.
 _CLOCK_S = 1.0
 _MAX_TICK_S = 3.0
+# Seconds after the end of a suspension in which what was lost meanwhile is noticed.
+_RESUME_S = 30.0
 # A rank writes lines of 2,000 bytes at most; a script may write anything.
 _EVENT_LIMIT_BYTES = 16 * 1024
 # How much of a child's output is read at once.
@@ -128,6 +130,8 @@ class NodeLoop:
         self.own_children = set(setup.child_ids)
         self._has_dead_children = True
         self._reap_at = 0.0
+        # When the clock last ticked, and the last suspension: its length, and when it ended.
+        self._ticked_at_s, self._gap_s, self._resumed_at_s = float("inf"), 0.0, float("-inf")
         self._listen()
         journal.watch(self.ranks, paths)
         self.ranks.device_errors = journal.device_errors
@@ -204,17 +208,29 @@ class NodeLoop:
 
     def start_clock(self, tick: Callable[[float], None]) -> None:
         """Call ``tick`` about once a second with the seconds since the last time."""
-        begun_s = self.now_s()
+        self._ticked_at_s = begun_s = self.now_s()
 
         def run() -> None:
+            self._note_suspension()
             self.start_clock(tick)
             tick(min(self.now_s() - begun_s, _MAX_TICK_S))
 
         self.schedule("clock", _CLOCK_S, run)
 
+    def _note_suspension(self) -> None:
+        now_s = self.now_s()
+        if now_s - self._ticked_at_s > _MAX_TICK_S:
+            self._gap_s, self._resumed_at_s = now_s - self._ticked_at_s, now_s
+
+    def suspended_s(self) -> float:
+        """Return for how long this process was suspended until a moment ago; 0 if it was not."""
+        self._note_suspension()
+        return self._gap_s if self.now_s() - self._resumed_at_s < _RESUME_S else 0.0
+
     def stop_clock(self) -> None:
         """Stop calling the function of ``start_clock``."""
         self.cancel("clock")
+        self._ticked_at_s = float("inf")
 
     def post(self, action: Callable[[], None]) -> None:
         """Run ``action`` in the loop; other threads may call this."""

@@ -81,6 +81,11 @@ def test_a_page_that_does_not_exist_is_ours_and_its_address_is_not_logged(tmp_pa
     browser.open(link.group(), timeout=LIMIT_S)
     with pytest.raises(urllib.error.HTTPError) as missing:
         browser.open(link.group().partition("/login")[0] + "/nothing/here", timeout=LIMIT_S)
+    for address in ("/job/none-2345678b", "/job/none-2345678b/log"):
+        with pytest.raises(urllib.error.HTTPError) as unknown:
+            browser.open(link.group().partition("/login")[0] + address, timeout=LIMIT_S)
+        with unknown.value as answer:
+            assert (answer.code, b"none-2345678b" in answer.read()) == (404, True)
     process.send_signal(signal.SIGTERM)
     rest = process.communicate(timeout=LIMIT_S)[1]
 

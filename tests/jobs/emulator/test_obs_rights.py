@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
-from botocore.auth import SigV4Auth
+from botocore.auth import S3SigV4QueryAuth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
@@ -549,6 +549,70 @@ def test_a_signed_url_is_for_one_object_and_one_operation(obs: Obs, operation: s
         assert (status, SECRET in body) == (403, False), (target, body)
     assert obs.state() == before
     assert asked(obs, method, f"{url.path}?{url.query}")[0] == 200
+
+
+@pytest.mark.parametrize("life", ["604801", "9" * 12, "-1", "+60", " 60", "6_0", "1.5", "", None])
+def test_a_signed_url_is_valid_for_a_week_at_most(obs: Obs, life: str | None):
+    """A URL without a time limit, or with one that is no number of seconds, is refused as well."""
+    obs.restore()
+    place = {"Bucket": "data", "Key": NAME}
+    client = obs.client("read")
+    week = urlsplit(client.generate_presigned_url("get_object", place, ExpiresIn=604800))
+    assert asked(obs, "GET", f"{week.path}?{week.query}") == (200, SECRET)
+
+    signer = S3SigV4QueryAuth(Credentials(*obs.keys("read")[:2]), "s3", "r", expires=life)
+    request = AWSRequest("GET", f"{obs.api.address.s3_endpoint}{OBJECT}")
+    signer.add_auth(request)
+    url = urlsplit(request.url.replace("X-Amz-Expires=None&", ""))
+    status, body = asked(obs, "GET", f"{url.path}?{url.query}")
+
+    assert (status, b"AuthorizationQueryParametersError" in body) == (400, True), body
+
+
+INVALID = [
+    *(("PUT", "/data/new", {"x-amz-acl": text}) for text in ("evil", "", "PRIVATE", "private ,")),
+    *(("GET", f"/data?{text}", {}) for text in ("encoding-type=evil", "list-type=3")),
+    *(("GET", f"/data?max-keys={text}", {}) for text in ("-1", "a", "2147483648")),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "headers"), INVALID)
+def test_a_value_that_the_service_does_not_know_is_refused(
+    obs: Obs, method: str, target: str, headers: dict[str, str]
+):
+    obs.restore()
+    before = obs.state()
+    owner = Keys(obs.api.address.access_key, obs.api.address.secret_key)
+    status, body = Sent(method, target, headers).send(obs, owner)
+
+    assert (status, b"<Code>InvalidArgument<" in body) == (400, True), body
+    assert obs.state() == before
+
+
+def test_a_range_that_is_none_counts_as_no_range(obs: Obs):
+    obs.restore()
+    size = len(SECRET)
+    for text in ("bytes=5-4", "bytes=a-b", "bytes=-", "bytes=+1-2", "bytes=0-1,3-4", "bits=0-1"):
+        answer = Sent("GET", OBJECT, {"range": text}).send(obs, obs.keys("read"))
+        assert answer == (200, SECRET), text
+    for text, status, part in (
+        (f"bytes={size - 1}-{size + 90}", 206, SECRET[-1:]),
+        (f"bytes=-{size + 90}", 206, SECRET),
+        (f"bytes={size}-", 416, b"InvalidRange"),
+    ):
+        answer = Sent("GET", OBJECT, {"range": text}).send(obs, obs.keys("read"))
+        assert (answer[0], part in answer[1]) == (status, True), text
+
+
+def test_a_list_is_never_another_one_than_was_asked_for(obs: Obs):
+    """SeaweedFS ignores delimiters of several characters, and refuses longer lists than its own."""
+    obs.restore()
+    for name in ("max-keys", "max-uploads"):
+        sub_resource = "uploads&" if name == "max-uploads" else ""
+        answer = Sent("GET", f"/data?{sub_resource}{name}=100000").send(obs, obs.keys("list"))
+        assert (answer[0], b"1000<" in answer[1]) == (200, True), answer
+    status, body = Sent("GET", "/data?delimiter=%2F%2F").send(obs, obs.keys("list"))
+    assert (status, b"NotImplemented" in body) == (501, True)
 
 
 def test_an_upload_that_breaks_off_changes_nothing(obs: Obs):

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -670,6 +671,26 @@ def test_the_loss_of_the_head_ends_a_worker(two_node_job: Job, until: Callable[.
 
     assert result.code == 125
     assert "the head (node0) is gone" in result.err
+
+
+def test_a_head_that_is_suspended_for_too_long_is_to_blame(
+    two_node_job: Job, until: Callable[..., None]
+):
+    """Its worker gives it up, which the head sees as the end of the worker."""
+    two_node_job.environ.update(CLOUDJOB_STALL_S="8")
+    two_node_job.script(UP + WAIT)
+    head, worker = (two_node_job.start(node) for node in range(2))
+    until(ranks_have_started(two_node_job, 2))
+    head.send(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    assert worker.wait(180).code == 125
+    until(lambda: time.monotonic() > stopped_at + 8)
+    head.send(signal.SIGCONT)
+    result = head.wait(180)
+
+    assert (result.code, two_node_job.record["cause"]) == (137, "platform")
+    assert (two_node_job.failure["node"], two_node_job.failure["host"]) == (0, "node0")
+    assert two_node_job.failure["message"].startswith("node 0 (node0) was suspended for ")
 
 
 def test_a_missing_worker_is_named_by_the_head(two_node_job: Job, until: Callable[..., None]):

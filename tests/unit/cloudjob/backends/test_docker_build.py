@@ -310,7 +310,7 @@ def test_out_of_memory_names_the_node_and_its_limit():
     [
         ("created", JobState.PENDING),
         ("running", JobState.RUNNING),
-        ("paused", JobState.RUNNING),
+        ("restarting", JobState.RUNNING),
         ("dreaming", JobState.UNKNOWN),
     ],
 )

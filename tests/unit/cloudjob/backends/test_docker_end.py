@@ -94,6 +94,33 @@ def test_a_container_made_from_an_image_of_a_node_is_no_node(
     assert job.engine.containers() == [other]
 
 
+@pytest.mark.parametrize("name", ["renamed", "worker-0-old"])
+def test_a_node_that_somebody_has_renamed_is_still_a_node(case: Callable[[int], Case], name: str):
+    """Another container in the network of the job that was made from an image of it is none."""
+    job = case(2)
+    job.engine.names[1] = name
+    other = {**job.engine.containers()[0], "Id": "id-99", "Names": ["/my-own"]}
+    job.engine.others = [other]
+
+    assert [item.id for item in job.backend.nodes(HANDLE)] == ["id-0", "id-1"]
+    assert job.status().state is JobState.RUNNING
+    job.engine.end(0, 0)
+    job.engine.end(1, 0)
+    assert job.status().state is JobState.SUCCEEDED
+    assert job.engine.containers() == [other]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_status_names_a_node_that_somebody_has_paused(case: Callable[[int], Case], node: int):
+    job = case(2)
+    job.engine.pause(node)
+    status = job.status()
+
+    assert status.state is JobState.RUNNING
+    assert status.native == f"paused: node {node} (worker-{node})"
+    assert job.backend.statuses([HANDLE]) == {}
+
+
 # -- other commands ---------------------------------------------------------------------------
 
 

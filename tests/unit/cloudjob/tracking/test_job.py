@@ -203,6 +203,23 @@ def test_a_store_that_does_not_answer_delays_a_status_by_seconds_only(
     assert last_status.failure.message == "the reason"
 
 
+@pytest.mark.parametrize(("code", "state"), [(0, "SUCCEEDED"), (3, "FAILED")])
+def test_a_platform_that_does_not_answer_does_not_hide_the_record(
+    tmp_path: Path, code: int, state: str
+):
+    """The status is not saved as final, because the platform may still hold nodes of the job."""
+    platform: Any = Silent()
+    record = record_of(tmp_path)
+    with pytest.raises(Unreachable):
+        Job(record, platform, tmp_path).status()
+    put_record(tmp_path, code)
+
+    assert Job(record, platform, tmp_path).status().state == state
+    assert Job(record, platform, tmp_path).wait().exit_code == code
+    with Records(records_path(tmp_path)) as db:
+        assert db.get("train-1").final_json == ""
+
+
 def test_a_status_is_final_only_when_the_secrets_of_the_job_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
