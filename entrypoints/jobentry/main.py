@@ -120,9 +120,9 @@ def main(argv: Sequence[str]) -> int:
         log_message(messages.hint(error.hint))
         # Only the head writes a record. An unreadable index counts as the head.
         if not os.environ.get(names.VC_TASK_INDEX, "").strip("0").isdecimal():
-            job, uri = os.environ.get(names.CLOUDJOB_JOB, ""), names.CLOUDJOB_RECORD_URI
+            job, uri = map(os.environ.get, (names.CLOUDJOB_JOB, names.CLOUDJOB_RECORD_URI))
             failure = exits.Failure(exit_code=exits.ENTRY_FAILED, message=str(error))
-            record.write_failure(job, failure, Cause.ENTRY, os.environ.get(uri, ""))
+            record.write_failure(job or "", failure, Cause.ENTRY, uri or "")
         return exits.ENTRY_FAILED
     os.environ.pop(names.CLOUDJOB_DELIVERED, None)
     private_environ.hide((*node.secret_names, *names.STORE_ACCESS))
