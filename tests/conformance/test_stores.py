@@ -25,7 +25,7 @@ from jobentry import objects
 from jobentry.staging import code_package
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 20
+DEADLINE_S = 180
 
 
 @pytest.fixture

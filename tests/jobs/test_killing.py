@@ -267,7 +267,7 @@ def test_a_job_outlives_the_terminal_of_its_submit(cloud, options):
     cloud.await_results(*UP)
 
     os.close(terminal)
-    running.process.wait(20)
+    running.process.wait(180)
 
     (job,) = cloud.jobs()
     assert cloud.status(job)["state"] == "RUNNING"

@@ -527,7 +527,7 @@ def test_a_script_is_ended_by_signals_as_with_python(
         ) as process:
             until((tmp_path / "up").exists)
             process.send_signal(number)
-            assert process.wait(20) == -number
+            assert process.wait(180) == -number
             (tmp_path / "up").rmdir()
             assert process.stderr is not None
             errors.append(re.sub(rb"\n *\^+", b"", process.stderr.read()))
