@@ -77,13 +77,18 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_profiled_is_refused(cloud, job):
+def test_what_cannot_be_profiled_is_refused(cloud):
+    job = cloud.detach(*RANKS, cloud.script("write_result(f'up-{rank}')\nawait_file('end')"))
+    cloud.await_results("up-0", "up-1")
+
     for options, message in REFUSED.items():
         done = cloud.cli("profile", job, *options)
 
         assert done.code == 2
         assert message in done.err.decode()
         assert b"Traceback" not in done.err
+    (cloud.results / "end").touch()
+    assert cloud.cli("wait", job).code == 0
 
 
 def test_secrets_in_names_are_masked(cloud, tmp_path):
