@@ -344,7 +344,7 @@ def _parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def poll_for(condition, limit_s=60):
+def poll_for(condition, limit_s=180):
     """Wait until a condition holds."""
     end = time.monotonic() + limit_s
     while not condition():

@@ -29,7 +29,7 @@ HEAVY = {
 # The launcher mpirun, with the MPICH that .ci/mpich installs.
 HEAVY["mpich"] = "mpich"
 ALL = (*EVERY_NODE, "mpirun", "rank-table", *HEAVY)
-LIMIT_S = 120
+LIMIT_S = 180.0
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PRELUDE = """\
 import json, os, signal, sys, time

@@ -110,7 +110,7 @@ def test_many_lines_of_many_ranks_stay_whole(cloud):
     )
 
     done = cloud.submit(
-        "--nodes", "2", "--procs-per-node", "2", "-e", "PYTHONUNBUFFERED=", script, limit_s=120
+        "--nodes", "2", "--procs-per-node", "2", "-e", "PYTHONUNBUFFERED=", script, limit_s=300
     )
 
     assert done.code == 0, done

@@ -265,7 +265,7 @@ def test_a_program_in_c_that_hangs_in_mpi_is_shown_with_its_functions(cloud, sta
     compiler = cloud.mpi.mpirun.with_name("mpicc")
     source = cloud.source / "hang.c"
     source.write_text(IN_C)
-    subprocess.run([compiler, "-o", cloud.source / "hang", source], check=True, timeout=60)
+    subprocess.run([compiler, "-o", cloud.source / "hang", source], check=True, timeout=180)
     job = start("--nodes", "2", "--launcher", "mpirun", "hang")
 
     def stacks_now():

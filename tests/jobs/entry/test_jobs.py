@@ -782,7 +782,7 @@ def test_the_end_of_a_rank_wrapper_is_noticed_at_once(tmp_path: Path):
         [sys.executable, "-c", KILLED_WRAPPER_SCRIPT, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
-        timeout=60,
+        timeout=180,
         check=True,
     )
 

@@ -338,7 +338,7 @@ wrapper._start(["touch", "started"], dict(os.environ))
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         # Reading from the pipe also waits for the program, which inherits it.
         stdout=subprocess.PIPE,
-        timeout=60,
+        timeout=180,
         check=True,
     )
 

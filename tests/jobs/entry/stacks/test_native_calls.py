@@ -40,7 +40,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("native")
     (folder / "program.c").write_text(PROGRAM)
     subprocess.run(
-        [compiler, "-O1", "-o", folder / "program", folder / "program.c"], check=True, timeout=60
+        [compiler, "-O1", "-o", folder / "program", folder / "program.c"], check=True, timeout=180
     )
     return str(folder / "program")
 
