@@ -48,7 +48,6 @@ KINDS = (
     "s3 on SeaweedFS",
     "s3 on moto",
     "obs on SeaweedFS",
-    "obs on moto",
     "s3 on SeaweedFS, storm",
     "obs on moto, storm",
 )
