@@ -35,7 +35,10 @@ BIN = Path(sys.executable).parent
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Only a test that fails waits so long; a busy machine needs a minute for what takes a second.
 LIMIT_S = 180.0
-_QUERIES = ("cancel", "events", "list", "logs", "outputs", "rm", "status", "wait")
+_QUERIES = (
+    *("cancel", "config", "diff", "events", "list", "logs", "metrics", "outputs", "profile"),
+    *("report", "rm", "stacks", "status", "wait"),
+)
 # Prepended to every test script.
 PRELUDE = """\
 import os, sys, time, signal
