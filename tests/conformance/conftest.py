@@ -34,7 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark cases that only combine values which other cases use as lengthy."""
     cases: dict[str, list[tuple[pytest.Item, set[str]]]] = {}
     for item in items:
-        if item.path.parent == Path(__file__).parent and hasattr(item, "callspec"):
+        is_here = item.path.parent == Path(__file__).parent
+        if is_here and hasattr(item, "callspec") and not item.get_closest_marker("lengthy"):
             group = cases.setdefault(item.nodeid.partition("[")[0], [])
             group.append((item, values_of(item.callspec.params)))
     for group in cases.values():
