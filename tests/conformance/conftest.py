@@ -15,6 +15,7 @@ from cloudjob.store import ObjectStore, open_store
 from cloudjob.store.base import RETRY_S
 from cloudjob.store.s3 import S3Store, bucket_uri, client
 from jobentry.objects import client as node_client
+from tests.support.combinations import mark_combinations, values_of
 from tests.support.servers import (
     INTERNAL,
     LOST_ANSWER,
@@ -27,6 +28,20 @@ from tests.support.servers import (
     Server,
 )
 
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark cases that only combine values which other cases use as lengthy."""
+    cases: dict[str, list[tuple[pytest.Item, set[str]]]] = {}
+    for item in items:
+        is_here = item.path.parent == Path(__file__).parent
+        if is_here and hasattr(item, "callspec") and not item.get_closest_marker("lengthy"):
+            group = cases.setdefault(item.nodeid.partition("[")[0], [])
+            group.append((item, values_of(item.callspec.params)))
+    for group in cases.values():
+        mark_combinations(group)
+
+
 # The smallest part that services accept in a multipart upload.
 PART_BYTES = 5 * 1024 * 1024
 KINDS = (
@@ -34,7 +49,6 @@ KINDS = (
     "s3 on SeaweedFS",
     "s3 on moto",
     "obs on SeaweedFS",
-    "obs on moto",
     "s3 on SeaweedFS, storm",
     "obs on moto, storm",
 )

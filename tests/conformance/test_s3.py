@@ -33,7 +33,7 @@ from tests.support.servers import (
 )
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 60
+DEADLINE_S = 180
 KIB = 1024
 # Four parts, the last of them short.
 SIZE = 3 * PART_BYTES + 17

@@ -26,7 +26,7 @@ from jobentry.errors import EntryError
 from jobentry.staging import code_package
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 20
+DEADLINE_S = 180
 
 
 @pytest.fixture

@@ -28,13 +28,17 @@ from typing import Any
 import pytest
 
 from tests.support import command_line, folders, surroundings
+from tests.support.combinations import mark_combinations, values_of
 from tests.support.homes import make_used_home
 
 BIN = Path(sys.executable).parent
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Only a test that fails waits so long; a busy machine needs a minute for what takes a second.
 LIMIT_S = 180.0
-_QUERIES = ("cancel", "events", "list", "logs", "outputs", "rm", "status", "wait")
+_QUERIES = (
+    *("cancel", "config", "diff", "events", "list", "logs", "metrics", "outputs", "profile"),
+    *("report", "rm", "stacks", "status", "wait"),
+)
 # Prepended to every test script.
 PRELUDE = """\
 import os, sys, time, signal
@@ -355,8 +359,8 @@ class Cloud:
         poll(lambda: not any(self.home.glob("running/*")), "removal of the jobs' folders")
 
     def leftovers(self) -> list[str]:
-        """Return what is left after at most 10 s: a job ends shortly before its last process."""
-        end = time.monotonic() + 10
+        """Return what is left after a minute at most: a job ends before its last process."""
+        end = time.monotonic() + 60
         while (remaining := self._remaining_now()) and time.monotonic() < end:
             time.sleep(0.05)
         return remaining
@@ -516,24 +520,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
         mpi = params.pop("mpi", None)
-        group, values = item.nodeid.partition("[")[0], {f"{k}={v!r}" for k, v in params.items()}
+        group, values = item.nodeid.partition("[")[0], values_of(params)
         if mpi and mpi.mpirun != _mpis()[0].mpirun:
             group, values = str(item.path), {mpi.version}
         if values:
             cases.setdefault(group, []).append((item, values))
     for group in cases.values():
-        _mark_combinations(group)
-
-
-def _mark_combinations(cases: list[tuple[pytest.Item, set[str]]]) -> None:
-    """Choose cases greedily until each value occurs, and mark the remaining ones as lengthy."""
-    rest, missing = list(cases), set[str]().union(*(values for _, values in cases))
-    while missing:
-        best = max(rest, key=lambda case: len(case[1] & missing))
-        missing -= best[1]
-        rest.remove(best)
-    for item, _ in rest:
-        item.add_marker(pytest.mark.lengthy)
+        mark_combinations(group)
 
 
 @pytest.fixture

@@ -556,9 +556,9 @@ def test_the_heads_variables_reach_ranks_of_a_worker_without_them(cloud, ugly_va
     )
     try:
         done = subprocess.run(
-            command, env=head, cwd=workers[0]["HOME"], capture_output=True, timeout=60
+            command, env=head, cwd=workers[0]["HOME"], capture_output=True, timeout=180
         )
-        code = worker.wait(20)
+        code = worker.wait(180)
     finally:
         worker.kill()
         worker.wait()

@@ -212,7 +212,7 @@ class Case:
                 ours = [line for line in text.split(b"\n") if not re.match(rb"\[\d+\] ", line)]
                 assert b"Traceback" not in b"\n".join(ours), text.decode(errors="replace")
                 assert not re.search(rb'File ".*/jobentry/', text), text.decode(errors="replace")
-        poll(lambda: not self.leftovers(), f"end of {self.leftovers()}", 10)
+        poll(lambda: not self.leftovers(), f"end of {self.leftovers()}")
 
     def leftovers(self) -> list[str]:
         """Return the files and processes that must not be left when all jobs have ended."""
@@ -438,7 +438,7 @@ def test_a_submitter_frozen_before_it_sends_blocks_no_other_command(case, stage:
     held.submit.send(signal.SIGCONT)
     held.job = held.submit.job
     assert held.ended() == SUCCEEDED, held.submit
-    poll(lambda: not held.leftovers(), f"end of {held.leftovers()}", 10)
+    poll(lambda: not held.leftovers(), f"end of {held.leftovers()}")
 
 
 LIMITS = ("nofile=10", "nofile=16", "nofile=20", "nofile=64", "as=50000000", "as=200000000")

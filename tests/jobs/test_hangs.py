@@ -100,11 +100,11 @@ def stuck():
 
 def test_a_stopped_rank_is_named(cloud, start, poll):
     stuck = "def stuck(): os.kill(os.getpid(), signal.SIGSTOP)\n"
-    job = start(*RANKS, cloud.script(MPI + stuck + ONE_RANK_IS_STUCK))
+    job = start("--procs-per-node", "3", cloud.script(MPI + stuck + ONE_RANK_IS_STUCK))
 
     headline = await_report(cloud, poll, job)[0]
 
-    assert headline.startswith("the job hangs: rank 2 on node 1 is stopped by a signal")
+    assert headline.startswith("the job hangs: rank 2 on node 0 is stopped by a signal")
 
 
 ALL_WAIT = {
@@ -134,11 +134,12 @@ def test_ranks_that_wait_for_each_other_are_no_culprits(cloud, start, poll, scri
 
 
 def test_a_rank_that_does_not_join_is_named(cloud, start, poll):
-    job = start(*RANKS, cloud.script(f"if rank == 1:\n    time.sleep(600)\n{MPI}"))
+    script = cloud.script(f"if rank == 1:\n    time.sleep(600)\n{MPI}")
+    job = start("--nodes", "2", script)
 
     headline = await_report(cloud, poll, job)[0]
 
-    assert headline.startswith("the job hangs: rank 1 on node 0 is stuck at job.py:")
+    assert headline.startswith("the job hangs: rank 1 on node 1 is stuck at job.py:")
 
 
 def test_a_rank_that_computes_for_ever_is_only_called_busy(cloud, start, poll):
@@ -198,7 +199,7 @@ for step in range(120):
     time.sleep(0.1)
     comm.Barrier()
 for seconds in (2.5, 9):
-    if rank == 2: time.sleep(seconds)
+    if rank == 1: time.sleep(seconds)
     comm.Barrier()
 """,
 }
@@ -210,7 +211,7 @@ def test_a_job_that_is_only_slow_is_not_reported(cloud, script):
     """The rules' own tests have more kinds of such jobs."""
     cloud.write("cloudjob.yaml", f"hang: {{scale: {SCALE}}}\n")
 
-    done = cloud.submit(*RANKS, cloud.script(MPI + script))
+    done = cloud.submit("--nodes", "2", cloud.script(MPI + script))
 
     assert done.code == 0, done
     assert b"hang" not in done.err, done.err.decode()
@@ -242,8 +243,9 @@ def _after(seconds):
 
 def test_nothing_is_reported_if_the_job_file_says_off(cloud, start, poll):
     script = f"{MPI}def stuck(): await_file('go', 600)\n{ONE_RANK_IS_STUCK}"
-    job = start(*RANKS, cloud.script(script), hang=f"scale: {SCALE}, action: off")
-    cloud.await_results("up-0", "up-1", "up-2", "up-3")
+    ranks = ("--procs-per-node", "3")
+    job = start(*ranks, cloud.script(script), hang=f"scale: {SCALE}, action: off")
+    cloud.await_results("up-0", "up-1", "up-2")
     poll(_after(8), "twice the time after which a job counts as hung")
     (cloud.results / "go").touch()
 

@@ -267,7 +267,7 @@ def test_a_job_outlives_the_terminal_of_its_submit(cloud, options):
     cloud.await_results(*UP)
 
     os.close(terminal)
-    running.process.wait(20)
+    running.process.wait(180)
 
     (job,) = cloud.jobs()
     assert cloud.status(job)["state"] == "RUNNING"
@@ -344,7 +344,7 @@ def _parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def poll_for(condition, limit_s=60):
+def poll_for(condition, limit_s=180):
     """Wait until a condition holds."""
     end = time.monotonic() + limit_s
     while not condition():

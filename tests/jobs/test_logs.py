@@ -110,7 +110,7 @@ def test_many_lines_of_many_ranks_stay_whole(cloud):
     )
 
     done = cloud.submit(
-        "--nodes", "2", "--procs-per-node", "2", "-e", "PYTHONUNBUFFERED=", script, limit_s=120
+        "--nodes", "2", "--procs-per-node", "2", "-e", "PYTHONUNBUFFERED=", script, limit_s=300
     )
 
     assert done.code == 0, done
@@ -250,15 +250,15 @@ def test_node_and_rank_filters_select_lines(cloud):
     assert ranks("--node", "0", "--rank", "2") == []
 
 
-@pytest.mark.parametrize("arguments", [("--node", "2"), ("--rank", "4"), ("--rank", "99999999999")])
-def test_an_unknown_node_or_rank_is_an_error(cloud, arguments):
-    done = cloud.submit("--nodes", "2", "--procs-per-node", "2", cloud.script(""))
+def test_an_unknown_node_or_rank_is_an_error(cloud):
+    done = cloud.submit("--nodes", "2", cloud.script(""))
 
-    answer = cloud.cli("logs", *arguments, done.job)
+    for arguments in (("--node", "2"), ("--rank", "2"), ("--rank", "99999999999")):
+        answer = cloud.cli("logs", *arguments, done.job)
 
-    assert answer.code == 2, answer
-    assert b"error: " in answer.err, answer
-    assert b"Traceback" not in answer.err
+        assert answer.code == 2, answer
+        assert b"error: " in answer.err, answer
+        assert b"Traceback" not in answer.err
 
 
 def test_output_of_grandchildren_is_in_the_log(cloud):

@@ -156,12 +156,12 @@ def test_the_console_shows_the_jobs(mac: Mac):
         lines = iter(process.stderr.readline, "")
         url = next(filter(None, (re.search(r"http://\S+", line) for line in lines)))
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-        browser.open(url.group(), timeout=60).close()
-        with browser.open(url.group().partition("/login")[0], timeout=60) as page:
+        browser.open(url.group(), timeout=180).close()
+        with browser.open(url.group().partition("/login")[0], timeout=180) as page:
             assert b"<title>" in page.read()
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
 
 
 UNSUPPORTED_COMMANDS = [

@@ -74,7 +74,7 @@ def fault(emulator: Path) -> Callable[..., str]:
 
 def submit(emulated_cloud: Any, *arguments: str, **more: Any) -> Any:
     """Submit to ModelArts and stay attached."""
-    return emulated_cloud.submit("--backend", "modelarts", *arguments, limit_s=120, **more)
+    return emulated_cloud.submit("--backend", "modelarts", *arguments, limit_s=300, **more)
 
 
 # -- jobs that succeed ----------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_cancel_ends_the_job_and_deletes_its_secrets(emulated_cloud: Any, emulat
     )
     emulated_cloud.await_results("up-0", "up-1")
     assert secrets_of(emulated_cloud, job) == {"env", "ssh-key"}
-    done = emulated_cloud.cli("cancel", job, limit_s=120)
+    done = emulated_cloud.cli("cancel", job, limit_s=300)
 
     assert done.code == 0, done
     status = emulated_cloud.status(job)
@@ -379,7 +379,7 @@ def test_following_a_log_survives_failed_requests(emulated_cloud: Any, fault: Ca
     emulated_cloud.await_results("up")
     fault("throttle", "--count", "5")
     fault("lost-answer", "--count", "3")
-    done = running.end(120)
+    done = running.end(300)
 
     assert done.code == 0, done
     assert [line for line in done.lines if line.startswith(b"[0] line")] == [
@@ -422,7 +422,7 @@ def test_a_lost_node_is_a_platform_failure(
     emulated_cloud.await_results("up-0", "up-1")
     native = next(item for item in jobs_of(emulated_cloud, job))["metadata"]["id"]
     fault("lose-node", "--job", native, "--node", "1")
-    done = emulated_cloud.cli("wait", job, limit_s=120)
+    done = emulated_cloud.cli("wait", job, limit_s=300)
 
     assert done.code != 0
     assert emulated_cloud.status(job)["state"] == "FAILED"
@@ -498,11 +498,11 @@ def test_jobs_of_several_backends_are_listed_copied_compared_and_cancelled(emula
     }
     assert emulated_cloud.cli("diff", far, far).code == 0
 
-    ended = emulated_cloud.cli("cancel", "--backend", "modelarts", limit_s=120)
+    ended = emulated_cloud.cli("cancel", "--backend", "modelarts", limit_s=300)
     assert ended.code == 0, ended
     assert b"2 of 2 jobs cancelled" in ended.err
     assert listed("--state", "CANCELLED") == [copied, far]
-    assert emulated_cloud.cli("cancel", "--all", limit_s=120).code == 0
+    assert emulated_cloud.cli("cancel", "--all", limit_s=300).code == 0
     assert listed("--state", "CANCELLED") == [copied, far, near]
 
 

@@ -88,7 +88,7 @@ def test_a_job_uses_inputs_and_outputs_in_a_bucket(cloud, bucket, tmp_path):
         """
     )
     arguments = ["--nodes", "2", "--input", f"DATA={bucket.uri}/data", "--output"]
-    done = start(cloud, bucket, *arguments, f"OUT={bucket.uri}/out", script).end(120)
+    done = start(cloud, bucket, *arguments, f"OUT={bucket.uri}/out", script).end()
 
     expected = b"a" * 1000 + b"deep/b c" * 1000
     assert done.code == 0, done
@@ -118,7 +118,7 @@ def test_a_script_of_the_first_version_copies_with_moxing_in_separate_processes(
     )
     script = cloud.script("sys.exit(os.system('python nested.py') >> 8)")
     options = ["--nodes", "2", "--config", "job.yaml", "-e", f"BUCKET={bucket.uri}"]
-    done = start(cloud, bucket, *options, script).end(120)
+    done = start(cloud, bucket, *options, script).end()
 
     assert done.code == 0, done
     assert [bucket.get(f"out/{node}") for node in (0, 1)] == [b"in worker-0", b"in worker-1"]
@@ -156,7 +156,7 @@ def test_a_checkpoint_uploaded_while_the_job_runs_survives_a_crash(cloud, bucket
         # A process may have exited because of one that was killed before it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    job.end(60)
+    job.end()
 
     assert seen == [first] * 20
     assert bucket.kept() == first
@@ -180,7 +180,7 @@ def test_files_saved_during_the_grace_period_are_uploaded(cloud, bucket):
     job = start(cloud, bucket, *arguments)
     cloud.await_results("up-0", "up-1")
     assert cloud.cli("cancel", job.job).code == 0
-    job.end(60)
+    job.end()
 
     assert bucket.kept(node=0) == {"last-0": b"saved"}
     assert bucket.kept(node=1) == {"last-1": b"saved"}
@@ -202,7 +202,7 @@ def test_a_second_attempt_starts_with_the_restored_outputs(cloud, bucket):
         """
     )
     arguments = ["--nodes", "2", "--retries", "1", "--restore-outputs", "all"]
-    done = start(cloud, bucket, *arguments, "--output", f"OUT={bucket.uri}/out", script).end(120)
+    done = start(cloud, bucket, *arguments, "--output", f"OUT={bucket.uri}/out", script).end()
 
     assert done.code == 0, done
     assert set(cloud.results_written()) == {"0-0", "1-0", "0-1", "1-1"}
@@ -217,7 +217,7 @@ def test_outputs_that_the_store_refuses_fail_the_job(cloud, seaweedfs, new_bucke
     )
     bucket = Bucket(seaweedfs, new_bucket(seaweedfs), proxy.endpoint)
     script = cloud.script('open(os.environ["OUT"] + "/model", "w").write("x")')
-    done = start(cloud, bucket, "--output", f"OUT={bucket.uri}/out", script).end(120)
+    done = start(cloud, bucket, "--output", f"OUT={bucket.uri}/out", script).end()
 
     assert done.code == 125, done
     message = cloud.status(done.job)["failure"]["message"]

@@ -57,7 +57,7 @@ def test_a_network_that_loses_large_packets_of_one_node_is_found(nodes: Networks
 
 
 def test_doctor_checks_nodes_and_prints_their_table(cloud):
-    done = cloud.cli("doctor", "--nodes", "3", "--json", limit_s=120.0)
+    done = cloud.cli("doctor", "--nodes", "3", "--json", limit_s=300.0)
 
     assert done.code == 0, done
     values = json.loads(done.out)

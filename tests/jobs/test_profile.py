@@ -70,21 +70,25 @@ def test_a_job_that_ends_meanwhile_has_a_shorter_profile(cloud, poll, job, tmp_p
     assert f"profiling rank 0 of {job}: it is SUCCEEDED" in refused.err.decode()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--rank", "2"), "it has 2 ranks"),
-        (("--seconds", "0"), "for 0 s"),
-        (("--seconds", "601"), "for 601 s"),
-    ],
-    ids=["no such rank", "no time", "too long"],
-)
-def test_what_cannot_be_profiled_is_refused(cloud, job, options, message):
-    done = cloud.cli("profile", job, *options)
+REFUSED = {
+    ("--rank", "2"): "it has 2 ranks",
+    ("--seconds", "0"): "for 0 s",
+    ("--seconds", "601"): "for 601 s",
+}
 
-    assert done.code == 2
-    assert message in done.err.decode()
-    assert b"Traceback" not in done.err
+
+def test_what_cannot_be_profiled_is_refused(cloud):
+    job = cloud.detach(*RANKS, cloud.script("write_result(f'up-{rank}')\nawait_file('end')"))
+    cloud.await_results("up-0", "up-1")
+
+    for options, message in REFUSED.items():
+        done = cloud.cli("profile", job, *options)
+
+        assert done.code == 2
+        assert message in done.err.decode()
+        assert b"Traceback" not in done.err
+    (cloud.results / "end").touch()
+    assert cloud.cli("wait", job).code == 0
 
 
 def test_secrets_in_names_are_masked(cloud, tmp_path):

@@ -275,7 +275,7 @@ def test_sigusr1_reaches_every_rank(cloud):
     assert done.code == 0, done
 
 
-def poll_for(is_so, limit_s=60):
+def poll_for(is_so, limit_s=180):
     """Wait until a condition holds."""
     end = time.monotonic() + limit_s
     while not is_so():

@@ -26,7 +26,7 @@ if arguments != ["--version"]:
         arguments[at + 1] = {silent!r}
 os.execv({mpirun!r}, [{mpirun!r}, *arguments])
 """
-SOON_S = 120.0
+SOON_S = 300.0
 
 
 def hang(cloud, times):

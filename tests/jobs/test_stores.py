@@ -227,7 +227,14 @@ print([name for name in os.environ if "CA_CERT" in name])
 """
 
 
-@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "SSL_CERT_FILE",
+        pytest.param("AWS_CA_BUNDLE", marks=pytest.mark.lengthy),
+        pytest.param("REQUESTS_CA_BUNDLE", marks=pytest.mark.lengthy),
+    ],
+)
 def test_nodes_trust_the_authority_of_the_store_and_of_web_servers(
     cloud, seaweedfs: Server, bucket: str, tmp_path: Path, variable: str
 ):
@@ -268,26 +275,16 @@ def test_inputs_of_a_web_server_are_trusted_without_a_store_in_a_bucket(
     assert b"1 2 3" in done.out
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (None, "no such file"),
-        (b"", "it contains no certificate"),
-        (b"-----BEGIN CERTIFICATE-----\nYWJj\n-----END CERTIFICATE-----\n", "is damaged"),
-    ],
-)
 def test_an_unusable_file_of_certificates_is_named(
-    cloud, bucket: str, seaweedfs: Server, tmp_path: Path, content: bytes | None, reason: str
+    cloud, bucket: str, seaweedfs: Server, tmp_path: Path
 ):
     path = tmp_path / "authority.pem"
-    if content is not None:
-        path.write_bytes(content)
     cloud.environ.update({**seaweedfs.environ, "AWS_CA_BUNDLE": str(path)})
     done = cloud.submit("--store", f"s3://{bucket}/jobs", cloud.script("print(1)"))
 
     assert done.code == 4, done
     assert f"error: reading certificates: AWS_CA_BUNDLE={path}: ".encode() in done.err
-    assert reason.encode() in done.err
+    assert b"no such file" in done.err
     assert b"hint: it must be a file of certificates in PEM format" in done.err
     # A job without any store but a folder of this machine does not need them.
     assert cloud.submit(cloud.script("print(1)")).code == 0

@@ -371,14 +371,22 @@ def variables() -> list[str]:
     )
 
 
+def outermost_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the functions of a module that are not within other functions."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+        else:
+            yield from outermost_functions(node)
+
+
 def test_locals_say_what_a_value_is():
     """Imports, such as Hypothesis' ``given``, have the names of others."""
     others = [path for name in ("tests", "benchmarks") for path in (ROOT / name).rglob("*.py")]
     vague = {
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in [*LAPTOP, *CONTAINER, *others]
-        for function in ast.walk(ast.parse(path.read_bytes()))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for function in outermost_functions(ast.parse(path.read_bytes()))
         for node in ast.walk(function)
         if (isinstance(node, ast.arg) and node.arg in VAGUE)
         or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE)

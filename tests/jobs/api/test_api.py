@@ -21,7 +21,7 @@ from cloudjob.model.sections import Process
 from tests.support.projects import enter_project
 from tests.support.statuses import status_of
 
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 TRAIN = """
 import os, sys, time
 print("arguments", sys.argv[1:], flush=True)

@@ -18,7 +18,7 @@ from cloudjob.tracking import descriptions
 from tests.support.homes import make_used_home
 from tests.support.servers import Server, client_environ
 
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 TRAIN = """
 import os, sys, time
 print("token", len(os.environ["TOKEN"]), flush=True)

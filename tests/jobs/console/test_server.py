@@ -18,7 +18,7 @@ import pytest
 
 from cloudjob.console.server import _is_about_present_browsers, _shortened
 
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 
 
 def start(folder: Path, *options: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:

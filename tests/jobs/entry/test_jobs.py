@@ -639,7 +639,7 @@ def test_the_loss_of_a_worker_ends_the_job(two_node_job: Job, until: Callable[..
     head, _ = (two_node_job.start(node) for node in range(2))
     until(ranks_have_started(two_node_job, 2))
     two_node_job.kill_node(1)
-    result = head.wait(15)
+    result = head.wait(180)
 
     assert (result.code, two_node_job.record["cause"]) == (137, "platform")
     assert two_node_job.failure["message"] == "node 1 (node1) is gone: its connection ended"
@@ -667,7 +667,7 @@ def test_the_loss_of_the_head_ends_a_worker(two_node_job: Job, until: Callable[.
     head, worker = (two_node_job.start(node) for node in range(2))
     until(ranks_have_started(two_node_job, 2))
     os.killpg(head.process.pid, signal.SIGKILL)
-    result = worker.wait(15)
+    result = worker.wait(180)
 
     assert result.code == 125
     assert "the head (node0) is gone" in result.err
@@ -730,7 +730,7 @@ def test_a_job_cancelled_while_staging_has_a_record(job: Job, until: Callable[..
         slow.settimeout(60)
         with slow.accept()[0]:
             entry.send(signal.SIGTERM)
-            result = entry.wait(10)
+            result = entry.wait(180)
 
     assert (result.code, result.err) == (143, "jobentry: cancelled: the job was sent SIGTERM\n")
     assert (job.record["exit_code"], job.record["cause"]) == (143, "cancelled")
@@ -803,7 +803,7 @@ def test_the_end_of_a_rank_wrapper_is_noticed_at_once(tmp_path: Path):
         [sys.executable, "-c", KILLED_WRAPPER_SCRIPT, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
-        timeout=60,
+        timeout=180,
         check=True,
     )
 

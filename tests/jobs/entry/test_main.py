@@ -93,7 +93,7 @@ class Node:
         """Run the entry in the code folder until it exits."""
         with self.start(*args, **environ) as process:
             try:
-                out, err = process.communicate(timeout=60)
+                out, err = process.communicate(timeout=180)
             finally:
                 process.kill()
         # Drop the lines of the node's journal, which only the laptop half reads.

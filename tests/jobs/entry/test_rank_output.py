@@ -134,7 +134,7 @@ ranks.relay.finish()
 """
     root = Path(__file__).parents[3]
     argv = [sys.executable, "-c", text, str(tmp_path), str(root), *sys.path]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=60, check=True)
+    done = subprocess.run(argv, stdout=subprocess.PIPE, timeout=180, check=True)
 
     assert done.stdout == b"".join(b"[0] line %d\n" % number for number in range(20_000))
     assert (tmp_path / "rank-0.log").stat().st_size == 10_000

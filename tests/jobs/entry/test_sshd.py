@@ -59,7 +59,7 @@ class Node:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=180,
         )
 
     def close(self) -> None:

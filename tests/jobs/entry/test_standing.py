@@ -90,7 +90,7 @@ def build(folder: Path, source: str) -> str:
     path = folder / "solver.so"
     (folder / "solver.c").write_text(source)
     command = ["cc", "-O1", "-fPIC", "-shared", "-fno-optimize-sibling-calls", "-o", str(path)]
-    subprocess.run([*command, str(folder / "solver.c")], check=True, timeout=60)
+    subprocess.run([*command, str(folder / "solver.c")], check=True, timeout=180)
     return str(path)
 
 

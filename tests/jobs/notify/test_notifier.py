@@ -32,7 +32,7 @@ from tests.support.homes import make_used_home
 from tests.support.polling import poll
 from tests.support.statuses import status_of
 
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 QUICK = Limits(total_s=60.0, answer_s=60.0, pause_s=0.01, longest_pause_s=0.02)
 # Part of the webhook's URL that must not appear in any output.
 KEY = "T0PSECRETKEY"

@@ -67,7 +67,7 @@ def start(tmp_path):
         process.stdout.close()
         if process.poll() is None:
             process.send_signal(signal.SIGUSR1)
-            process.wait(30)
+            process.wait(180)
 
 
 @pytest.mark.parametrize("after_ms", [step * 0.8 for step in range(24)])
@@ -78,7 +78,7 @@ def test_a_cancel_reaches_nodes_that_are_just_starting(start, after_ms):
 
     os.kill(controller.pid, signal.SIGTERM)
 
-    assert controller.wait(20) == 0
+    assert controller.wait(180) == 0
     state = json.loads(path.read_bytes())
     assert state["is_cancelled"]
     assert state["ended_at"] is not None
@@ -117,13 +117,13 @@ def test_processes_orphaned_by_a_killed_keeper_end_with_the_job(start):
     path.with_name("keeper.new").write_text(str(keeper))
     path.with_name("keeper.new").rename(path.with_name("keeper"))
 
-    assert controller.wait(20) == 0
+    assert controller.wait(180) == 0
     assert not Path(f"/proc/{last}").exists()
 
 
 def read_when_there(path: Path) -> str:
     """Wait for a file to appear, and return its text."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 180
     while not path.exists():
         assert time.monotonic() < end, path
         time.sleep(0.01)
@@ -172,7 +172,7 @@ def test_a_controller_that_cannot_continue_reports_it(start, tmp_path):
 
     controller, path = start()
 
-    assert controller.wait(30) == 0
+    assert controller.wait(180) == 0
     state = json.loads(path.read_bytes())
     assert (state["exit_code"], state["ended_at"] is None) == (125, False)
     assert "home-2" in state["message"]
@@ -308,7 +308,7 @@ def test_a_cancel_between_two_attempts_ends_the_job(start, tmp_path):
     (folder / "causes").write_text("hang hang")
     changes = {"retries": 3, "retry_on": ["hang"], "backoff_s": 300.0}
     controller, path = start(sys.executable, "-c", FAIL, folder=folder, **changes)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 180
     log = folder / "log-0"
     while not log.exists() or "attempt 2 of 4 begins in 300 s" not in log.read_text():
         assert time.monotonic() < end
@@ -317,7 +317,7 @@ def test_a_cancel_between_two_attempts_ends_the_job(start, tmp_path):
 
     os.kill(controller.pid, signal.SIGTERM)
 
-    assert controller.wait(30) == 0
+    assert controller.wait(180) == 0
     state = json.loads(path.read_bytes())
     assert (state["is_cancelled"], state["exit_code"]) == (True, 9)
     assert len((folder / "attempts").read_text().splitlines()) == 1

@@ -26,7 +26,7 @@ from cloudjob.model.status import Failure, JobState
 from cloudjob.submission import pipeline
 from tests.support.homes import make_used_home
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 # Sends itself SIGKILL before or after a step of the submit.
 SUBMIT = """
 import os, sys

@@ -23,7 +23,7 @@ from cloudjob.submission import sweep as sweeps
 from tests.support.polling import poll
 from tests.support.projects import enter_project
 
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 TRAIN = """
 import json, os, sys, time
 value = float(sys.argv[1])

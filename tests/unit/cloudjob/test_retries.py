@@ -29,7 +29,7 @@ from cloudjob.store.directory import DirectoryStore
 from cloudjob.store.s3 import S3Store, bucket_uri, client
 from cloudjob.submission import pipeline
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 @pytest.fixture

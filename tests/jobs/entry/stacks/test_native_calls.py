@@ -40,7 +40,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("native")
     (folder / "program.c").write_text(PROGRAM)
     subprocess.run(
-        [compiler, "-O1", "-o", folder / "program", folder / "program.c"], check=True, timeout=60
+        [compiler, "-O1", "-o", folder / "program", folder / "program.c"], check=True, timeout=180
     )
     return str(folder / "program")
 
@@ -63,7 +63,7 @@ def _names(process: int, *, may_stop: bool = True) -> list[str]:
 
 def test_calls_of_a_program_that_is_blocked(program: str) -> None:
     with _running(program) as process:
-        poll(lambda: "pause" in _names(process), "the program to pause", 30)
+        poll(lambda: "pause" in _names(process), "the program to pause")
         names = _names(process, may_stop=False)
     assert names[0] == "pause"
     assert [name for name in names if name in ("wait_for_nothing", "train", "main")] == [
@@ -75,7 +75,7 @@ def test_calls_of_a_program_that_is_blocked(program: str) -> None:
 
 def test_calls_of_a_program_that_runs_which_then_goes_on(program: str) -> None:
     with _running(program, "spin") as process:
-        poll(lambda: _names(process)[:1] == ["compute"], "the program to compute", 30)
+        poll(lambda: _names(process)[:1] == ["compute"], "the program to compute")
         assert _names(process)[-1] == "main"
         assert _names(process, may_stop=False) == []
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
@@ -86,7 +86,7 @@ def test_calls_of_a_program_that_runs_which_then_goes_on(program: str) -> None:
 def test_a_python_program_shows_what_its_innermost_call_does() -> None:
     script = "import os, time; print('ready', flush=True); time.sleep(600)"
     with _running(sys.executable, "-c", script) as process:
-        poll(lambda: any("nanosleep" in name for name in _names(process)), "the sleep", 30)
+        poll(lambda: any("nanosleep" in name for name in _names(process)), "the sleep")
         names = _names(process, may_stop=False)
     assert not any(name.startswith("_PyEval") for name in names)
     assert not any(name == "main" for name in names)
@@ -99,7 +99,8 @@ def test_a_process_that_has_ended_is_unreadable(program: str) -> None:
         NativeStacks().calls(process, process, may_stop=True)
 
 
-def test_hundreds_of_stops_disturb_nothing() -> None:
+@pytest.mark.parametrize("looks", [40, pytest.param(200, marks=pytest.mark.lengthy)])
+def test_many_stops_disturb_nothing(looks: int) -> None:
     """A program whose main thread computes, and whose other threads wait, never sees an error."""
     script = (
         "import select, threading, time\n"
@@ -119,11 +120,11 @@ def test_hundreds_of_stops_disturb_nothing() -> None:
             assert process.stdout is not None
             process.stdout.readline()
             stops = 0
-            for _ in range(200):
+            for _ in range(looks):
                 for thread in linux.threads(process.pid):
                     with contextlib.suppress(UnreadableError):
                         stops += bool(stacks.calls(process.pid, thread, may_stop=True))
-            assert stops >= 200, "most looks succeed"
+            assert stops >= looks, "most looks succeed"
             assert process.poll() is None
         finally:
             process.kill()
@@ -133,12 +134,12 @@ def test_hundreds_of_stops_disturb_nothing() -> None:
 
 def test_tracing_from_a_thread_leaves_no_child(program: str) -> None:
     with _running(program, "spin") as process:
-        poll(lambda: _names(process)[:1] == ["compute"], "the program to compute", 30)
+        poll(lambda: _names(process)[:1] == ["compute"], "the program to compute")
         children = _children()
         names: list[list[str]] = []
         thread = threading.Thread(target=lambda: names.append(_names(process)))
         thread.start()
-        thread.join(30)
+        thread.join(180)
         assert names[0][0] == "compute"
         assert _children() == children
 

@@ -164,7 +164,7 @@ def test_the_main_thread_is_first_and_has_the_process_id(interpreter: str, start
     assert _stacks(process.pid)[0].thread_id == process.pid
 
 
-@pytest.mark.parametrize("reads", [200, pytest.param(2_000, marks=pytest.mark.lengthy)])
+@pytest.mark.parametrize("reads", [100, pytest.param(2_000, marks=pytest.mark.lengthy)])
 def test_no_torn_stack_is_returned_of_threads_that_call_start_and_end(
     interpreter: str, start: Start, reads: int
 ) -> None:
@@ -186,7 +186,7 @@ class SlowMemory(Memory):
         return content
 
 
-@pytest.mark.parametrize("reads", [50, pytest.param(150, marks=pytest.mark.lengthy)])
+@pytest.mark.parametrize("reads", [15, pytest.param(150, marks=pytest.mark.lengthy)])
 def test_no_torn_stack_is_returned_to_a_slow_reader(
     interpreter: str, start: Start, reads: int
 ) -> None:

@@ -24,7 +24,7 @@ from tests.support.fake_engine import FakeEngine
 JOB = "train-2345678b"
 HANDLE = f"docker://local/{JOB}"
 REPORT = "/run/cloudjob/ended-1"
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 class Case:

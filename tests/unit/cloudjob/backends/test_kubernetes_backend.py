@@ -26,7 +26,7 @@ from tests.support.fake_kube_api import EVENTS, NAMESPACE, PODS, FakeApi
 from tests.unit.cloudjob.backends.test_kubernetes_build import submission
 
 QUICK = Limits(total_s=5.0, answer_s=60.0, pause_s=0.05, longest_pause_s=0.5)
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 class JobFixture:

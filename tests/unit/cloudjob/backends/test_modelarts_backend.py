@@ -500,7 +500,7 @@ def test_the_checks_run_in_parallel(service: ModelArts, backend: ModelArtsBacken
     def wait(_seen: Any) -> None:
         if next(numbers) == 5:
             all_arrived.set()
-        arrivals.append(all_arrived.wait(20))
+        arrivals.append(all_arrived.wait(180))
 
     service.faults.append(wait)
     run_checks(service, backend, outputs={"O": "obs://bucket/mine"})

@@ -170,7 +170,7 @@ def test_the_logs_of_all_nodes_are_followed_to_their_end(service: ModelArts):
 
 def test_the_logs_of_a_large_job_are_polled_in_turns_and_no_line_is_lost(service: ModelArts):
     """The head's log is polled each time, the others in turn, and all after the job's end."""
-    nodes, rounds = 100, 3
+    nodes, rounds = 70, 3
     job = service.add("train", nodes=nodes)
     logs = [b"".join(b"node %d line %d\n" % (n, i) for i in range(12)) for n in range(nodes)]
     requested_nodes: list[set[str]] = []
@@ -201,20 +201,20 @@ def test_the_logs_of_a_large_job_are_polled_in_turns_and_no_line_is_lost(service
 
 def test_polling_some_nodes_does_not_end_the_logs_of_the_others(service: ModelArts):
     """The last line of a node that was not polled may still grow."""
-    job = service.add("train", nodes=150)
+    job = service.add("train", nodes=80)
     steps = [0]
 
     def grow(_s: float) -> None:
         steps[0] += 1
         if steps[0] == 4:
-            service.write_log(job, 140, b"half")
+            service.write_log(job, 75, b"half")
             service.end(job)
         if steps[0] == 5:
-            service.write_log(job, 140, b"half of it\n")
+            service.write_log(job, 75, b"half of it\n")
 
     pieces = following.follow(client_of(service), job, None, is_live=True, poll_s=0.01, pause=grow)
 
-    assert [piece for piece in pieces if piece[1]] == [(140, b"half of it\n")]
+    assert [piece for piece in pieces if piece[1]] == [(75, b"half of it\n")]
 
 
 def test_the_log_of_one_node_is_requested_alone(service: ModelArts):

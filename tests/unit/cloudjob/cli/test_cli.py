@@ -236,7 +236,7 @@ def test_a_cancel_by_ctrl_c_that_fails_is_one_line_and_no_traceback(
     interrupts._on_signal(2, None)
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
-            thread.join(30)
+            thread.join(180)
 
     assert capsys.readouterr().err.splitlines()[1:] == [
         "error: cancelling train-1: no answer",

@@ -173,7 +173,7 @@ def test_a_long_search_continues_with_each_request(
     selection: Selection, monkeypatch: pytest.MonkeyPatch
 ):
     texts = [b"[%d] loss %d\n" % (number % 2, number) for number in range(5000)]
-    pieces = [LogPiece(0, b"".join(texts[at : at + 70])) for at in range(0, 5000, 70)]
+    pieces = [LogPiece(0, b"".join(texts[at : at + 250])) for at in range(0, 5000, 250)]
     monkeypatch.setattr(log_table, "_STEP_BLOCKS", 10)
     monkeypatch.setattr(log_table, "_SEARCH_S", -1.0)
     with open_table(Job(*pieces)) as log:

@@ -64,7 +64,7 @@ def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
         for folder in folders:
             make_old(folder)
         holders[0].kill()
-        holders[0].wait(10)
+        holders[0].wait(180)
 
         with scratch_folders.new(tmp_path) as new_folder:
             assert sorted(tmp_path.iterdir()) == sorted([folders[1], new_folder])

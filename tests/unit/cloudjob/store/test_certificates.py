@@ -106,9 +106,22 @@ def test_a_folder_of_certificates_is_read(tmp_path: Path):
     assert sent(folder) == other.bundle.read_text()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "missing", "many"])
-def test_an_unusable_file_is_named(tmp_path: Path, kind: str):
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("pipe", ""),
+        ("missing", "no such file"),
+        ("many", ""),
+        ("empty", "it contains no certificate"),
+        ("damaged", ".* is damaged"),
+    ],
+)
+def test_an_unusable_file_is_named(tmp_path: Path, kind: str, reason: str):
     path = tmp_path / kind
+    if kind == "empty":
+        path.touch()
+    if kind == "damaged":
+        path.write_text("-----BEGIN CERTIFICATE-----\nYWJj\n-----END CERTIFICATE-----\n")
     if kind == "pipe":
         os.mkfifo(path)
     if kind == "many":
@@ -117,7 +130,7 @@ def test_an_unusable_file_is_named(tmp_path: Path, kind: str):
         ]
         path.write_text("".join(texts))
 
-    with pytest.raises(StoreError, match=f"reading certificates: AWS_CA_BUNDLE={path}: "):
+    with pytest.raises(StoreError, match=f"reading certificates: AWS_CA_BUNDLE={path}: {reason}"):
         sent(path)
 
 

@@ -20,7 +20,7 @@ from jobentry import objects
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Manifest, StoredFile
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 class ConcurrentStore(DirectoryStore):

@@ -220,7 +220,7 @@ def test_only_the_daemons_of_this_node_are_ended(daemon: str, until: Callable[..
     other_job = start(*ELSEWHERE)
     try:
         assert commands.end_daemons(NODE_DIR) == [this_node.pid]
-        assert this_node.wait(30) == -9
+        assert this_node.wait(180) == -9
         assert (other_node.poll(), other_job.poll()) == (None, None)
     finally:
         for process in (this_node, other_node, other_job):

@@ -111,7 +111,7 @@ def test_a_killed_rank_wrapper_is_noticed(
 
     assert end[:4] == (2, 137, signal.SIGKILL, False)
     assert ranks.lost() == []
-    assert processes[1].wait(20) == -signal.SIGKILL
+    assert processes[1].wait(180) == -signal.SIGKILL
 
 
 def test_killing_a_wrapper_after_a_failure_is_not_a_second_failure(
@@ -140,7 +140,7 @@ def test_a_stop_reaches_all_processes_of_a_rank(
         pass
     ranks.stop()
 
-    assert processes[0].wait(20) == -signal.SIGTERM
+    assert processes[0].wait(180) == -signal.SIGTERM
     while out.read_text() != "up\nchild\n":
         pass
     assert (tmp_path / "stopping").exists()
@@ -156,7 +156,7 @@ def test_a_stop_reaches_a_rank_that_reports_later(
     ranks.stop()
     ranks.handle_event("start 0 %d %d" % (wrapper, wrapper))
 
-    assert processes[0].wait(20) == -signal.SIGTERM
+    assert processes[0].wait(180) == -signal.SIGTERM
 
 
 def test_signals_are_passed_on_to_running_ranks(
@@ -169,7 +169,7 @@ def test_signals_are_passed_on_to_running_ranks(
     ranks.handle_event("fail 1 1 0 0 1.0 Error")
     ranks.forward_signal(signal.SIGUSR1)
 
-    assert processes[2].wait(20) == -signal.SIGUSR1
+    assert processes[2].wait(180) == -signal.SIGUSR1
     assert [processes[0].poll(), processes[1].poll()] == [None, None]
 
 
@@ -182,7 +182,7 @@ def test_a_kill_ends_all_processes_of_ranks(
     ranks.handle_event("end 1 0 0 0 1.0 ")
     ranks.kill()
 
-    assert [process.wait(20) for process in processes] == [-signal.SIGKILL] * 3
+    assert [process.wait(180) for process in processes] == [-signal.SIGKILL] * 3
 
 
 @pytest.mark.parametrize("line", ["", "end 0 0 0 0 1.0 ", "fail 0 1 0 0 1.0 Error"])
@@ -204,7 +204,7 @@ def test_another_process_with_a_reused_id_gets_no_signal(
     os.kill(other, signal.SIGUSR2)
 
     # SIGINT, SIGTERM and SIGKILL would have ended it earlier.
-    assert processes[0].wait(20) == -signal.SIGUSR2
+    assert processes[0].wait(180) == -signal.SIGUSR2
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def test_emulated_nodes_do_not_look_up_names():
     assert network.detect(node, {"MA_CURRENT_IP": "127.0.3.4"}).route == Route("lo", "127.0.3.4")
 
 
-def test_an_unknown_name_leaves_the_way_out_of_the_machine():
+def test_an_unknown_name_leaves_the_way_out_of_the_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(network, "_PATIENCE_S", 0.5)
     node_network = network.detect(FAR, {"MA_CURRENT_IP": "x"})
 
     assert node_network.route.interface in {
