@@ -137,10 +137,15 @@ class Interpreter:
     def main_thread(self) -> int:
         """Return the address of the state of the main thread, which it keeps.
 
+        Returns:
+            0 before Python has begun in the process, or once it is at its end there.
+
         Raises:
-            UnreadableError: It runs no Python.
+            UnreadableError: The main thread runs no Python.
         """
         process = self._memory.process
+        if not self._memory.word(self._runtime + self._layout.interpreters):
+            return 0
         for state in reversed(self._thread_states()):
             with contextlib.suppress(UnreadableError):
                 if self._kernel_id(state, {process}) == process:
@@ -349,6 +354,8 @@ def python_stacks(process: int) -> list[PythonThread]:
 class MainThread:
     """The main thread of a process, read again and again at the cost of some system calls each.
 
+    It has no calls before Python has begun in the process, and once it is at its end there.
+
     Raises:
         UnreadableError: It is no CPython of a known version, or its memory may not be read.
     """
@@ -373,7 +380,8 @@ class MainThread:
         Raises:
             UnreadableError: The process has ended, or the calls changed while they were read.
         """
-        return self._interpreter.look(self._state)
+        self._state = self._state or self._interpreter.main_thread()
+        return self._interpreter.look(self._state) if self._state else Look((), 0)
 
     def steady_calls(self) -> tuple[RawFrame, ...]:
         """Return its calls, all of one moment, without their names.
