@@ -132,11 +132,15 @@ _WORDS = {
 }
 # Source of the innermost call -> what for, where the kernel does not say it.
 _SLEEP_CALL = re.compile(r"\bsleep\(")
-# The outermost calls of a rank, which start its script, and folders of installed modules.
+# The outermost calls of a rank, which start its script.
 _STARTERS = frozenset(
     ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py", "app_main.py")
 )
-_LIBRARIES = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3[^/]*)/|^<frozen ")
+# Folders of installed modules; `pip install --target` and an image may install them anywhere.
+_LIBRARIES = re.compile(
+    r"(^|/)(site-packages|dist-packages|lib/python3[^/]*)/|^<frozen "
+    r"|^/.*/(torch|horovod|mindspore|tensorflow|mpi4py|deepspeed|accelerate|lightning)/"
+)
 # The first call of a process of multiprocessing.
 _FORK = re.compile(r"(^|/)multiprocessing/process\.py$")
 # Our own code that stands between calls of the job and of Python.

@@ -158,7 +158,11 @@ def test_the_place_is_the_innermost_call_of_the_job():
     library = call(SITE + "horovod/torch/mpi_ops.py")
     starter = call("/tmp/x/script_runner.py", "main")
 
-    assert place_of([library, OWN, MAIN, starter]) is OWN
+    elsewhere = call("/opt/packages/torch/distributed/distributed_c10d.py")
+    of_the_job = call("torch/model.py")
+
+    assert place_of([library, elsewhere, OWN, MAIN, starter]) is OWN
+    assert place_of([elsewhere, of_the_job, MAIN]) is of_the_job
     assert place_of([library, starter]) is library
     assert place_of([]) is None
 
