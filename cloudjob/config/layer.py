@@ -9,7 +9,7 @@ from typing import Any
 
 from cloudjob.model.job import OPTIONS, SECTIONS, JobSpec
 from cloudjob.model.keys import Values
-from cloudjob.model.kinds import dotted
+from cloudjob.model.kinds import as_text, dotted
 from cloudjob.model.text import MASK, one_line
 from cloudjob.model.validation import valid_part
 
@@ -83,7 +83,7 @@ def check(layer: Layer) -> Layer:
     layer.invalid.update(str(location[0]) for location, _ in wrong)
     if "source" in values:
         values["source"] = str(layer.folder / values["source"])
-    webhook = values.get("notify", {}).get("webhook", "")
+    webhook = as_text(values.get("notify", {}).get("webhook", ""))
     if webhook.startswith("@"):
         values["notify"] = {**values["notify"], "webhook": f"@{layer.folder / webhook[1:]}"}
     if "secrets" in values:
@@ -144,8 +144,8 @@ def _local_inputs(layer: Layer) -> dict[str, dict[str, Any]]:
     return {"inputs": {name: uri(place) for name, place in inputs.items()}}
 
 
-def _places_of_secrets(layer: Layer, secrets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, value in secrets.items():
+def _places_of_secrets(layer: Layer, secrets: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in ((name, as_text(value)) for name, value in secrets.items()):
         if value and not value.startswith("@"):
             what = (
                 "a secret's value must not be written down where others can read it"

@@ -103,9 +103,10 @@ def _resources(last: Sequence[Sample], has_shared_memory: bool) -> list[tuple[st
         if fullest
         else ""
     )
+    cpu_name = "CPU of the machine" if len(last) < 2 else "CPU of the machines"
     memory_name = "Memory" if len(used) < 2 else "Memory of the fullest node"
     if has_shared_memory:
-        memory_name = "Memory of the machine"
+        cpu_name, memory_name = "CPU of the machine", "Memory of the machine"
     cpus = [sum(sample.cpu[:2]) for sample in last if sample.cpu]
     busy = [
         device.utilisation_percent
@@ -114,7 +115,7 @@ def _resources(last: Sequence[Sample], has_shared_memory: bool) -> list[tuple[st
         if device.utilisation_percent is not None
     ]
     return [
-        ("CPU of the machine" if len(last) < 2 else "CPU of the machines", _percent(cpus)),
+        (cpu_name, _percent(cpus)),
         (memory_name, memory),
         ("GPUs and NPUs", f"{fmean(busy):.0f} % on average" if busy else ""),
     ]

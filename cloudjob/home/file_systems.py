@@ -36,8 +36,9 @@ def missing_feature(folder: Path) -> tuple[str, str] | None:
     with suppress(OSError), tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as scratch:
         what, hint = "", _ELSEWHERE
         try:
-            path = Path(scratch, "file")
+            path, other = Path(scratch, "file"), Path(scratch, "other")
             path.write_bytes(b"x")
+            other.write_bytes(b"x")
             what, hint = "locks", _HINT
             with path.open("r+b") as file:
                 # Both kinds: SQLite's belong to a process, ours to an open file.
@@ -49,7 +50,8 @@ def missing_feature(folder: Path) -> tuple[str, str] | None:
             what = "hard links"
             os.link(path, f"{path}-linked")
             what = "renames that replace a file"
-            path.replace(f"{path}-linked")
+            # Not by a hard link to it, which Linux would leave as it is.
+            other.replace(path)
         except OSError as error:
             return (f"its file system has no {what} ({error.strerror})", hint) if what else None
     return None

@@ -260,7 +260,9 @@ class StatusReader:
 
     def _ended_elsewhere(self) -> Ended | None:
         """Return how a job ended by its record, which the head writes last and anyone can read."""
-        return verdict.ended_elsewhere(self._exit_record(), self._access.spec())
+        record = self._exit_record()
+        # Without a record, the store may not answer, which has the description of another's job.
+        return None if record is None else verdict.ended_elsewhere(record, self._access.spec())
 
     def _exit_record(self) -> exits.ExitRecord | None:
         """Return the head's record of how the job ended, if it left one."""

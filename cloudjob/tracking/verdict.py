@@ -54,13 +54,11 @@ def _since_submit(native: Waiting | Running, record: JobRecord) -> Wait | None:
     return native.wait and replace(native.wait, since=native.wait.since or record.created_at)
 
 
-def ended_elsewhere(record: ExitRecord | None, described: Mapping[str, Any]) -> Ended | None:
+def ended_elsewhere(record: ExitRecord, described: Mapping[str, Any]) -> Ended | None:
     """Return how a job ended by its record; None if the record does not decide it.
 
     This is for jobs whose platform cannot be queried here.
     """
-    if record is None:
-        return None
     code, cause, _ = record.outcome
     if code and described.get("retries"):
         # The job may have been restarted since.

@@ -171,8 +171,8 @@ def status_of(
     if worst_wait and worst_wait.is_trouble:
         native = f"{stage.native} ({worst_wait.message})"
     wait = _wait(_absent(nodes), waits)
-    is_new = stage.state is JobState.PENDING or stage.native == "Restarting"
-    if wait is None and is_new and not nodes:
+    awaits_pods = stage.state is JobState.PENDING or stage.native == "Restarting"
+    if wait is None and awaits_pods and not nodes:
         wait = _without_pods(job, stage)
     return unended(stage.state, native, started_at, wait)
 

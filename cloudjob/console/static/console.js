@@ -540,6 +540,8 @@ const console_ui = (() => {
       : `${span(value[2] - value[1])}, from ${value[1].toFixed(2)} s to ${value[2].toFixed(2)} s`);
 
   const number = (value) => {
+    // JSON has neither NaN nor infinity.
+    if (value === null) return "not finite";
     const size = Math.abs(value);
     if (size && (size < 1e-3 || size >= 1e9)) return value.toExponential(3).replace(/\.?0+e/, "e");
     // A step has all of its digits.

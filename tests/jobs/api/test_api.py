@@ -246,6 +246,11 @@ def test_numbers_are_converted_to_text_and_a_string_is_refused_as_args():
         ({"slurm": {"requeue": 0}}, "slurm.requeue: is not known (given 0; allowed false, true)"),
         ({"nodes": [2]}, "nodes: must be one text or number"),
         ({"strict": [True]}, "strict: must be one text or number"),
+        (
+            {"secrets": {"PIN": 1234}},
+            "secrets.PIN: a secret's value must not be written down where others can read it (given"
+            " ***; allowed the name alone, taken from your environment, or @FILE)",
+        ),
     ],
 )
 def test_a_python_value_of_another_type_is_refused(options: Any, problem: str):

@@ -91,11 +91,14 @@ def test_resources_are_a_range_over_the_nodes():
     ]
 
 
-def test_the_nodes_of_one_machine_have_its_memory():
-    samples = (Sample(1.0, memory=(1000.0, 2000.0)), Sample(1.0, memory=(1001.0, 2000.0)))
+def test_the_nodes_of_one_machine_have_its_cpu_and_its_memory():
+    cpu = (80.0, 15.0, 0.0, 0.0)
+    samples = [Sample(1.0, cpu=cpu, cpus=8, memory=(used, 2000.0)) for used in (1000, 1001)]
 
-    [fact] = shown(None, *samples, has_shared_memory=True).facts
-    assert fact == ("Memory of the machine", "1.0 GB of 2.1 GB")
+    assert shown(None, *samples, has_shared_memory=True).facts == [
+        ("CPU of the machine", "95 %"),
+        ("Memory of the machine", "1.0 GB of 2.1 GB"),
+    ]
 
 
 @pytest.mark.parametrize(("quiet_s", "texts"), [(9, []), (725, [("Silent for", "12 min 05 s")])])

@@ -24,7 +24,16 @@ from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import times
 from cloudjob.model.status import Absence, Cause, Failure, JobState, exit_code, to_json
 from cloudjob.store.directory import DirectoryStore
-from cloudjob.tracking import Filter, Job, find_all, log, platforms, queries, status_reader
+from cloudjob.tracking import (
+    Filter,
+    Job,
+    descriptions,
+    find_all,
+    log,
+    platforms,
+    queries,
+    status_reader,
+)
 from jobentry.contract import exits, journal
 from jobentry.contract.paths import JobPaths
 from jobentry.contract.stored_log import Chunk
@@ -218,6 +227,18 @@ def test_a_platform_that_does_not_answer_does_not_hide_the_record(
     assert Job(record, platform, tmp_path).wait().exit_code == code
     with Records(records_path(tmp_path)) as db:
         assert db.get("train-1").final_json == ""
+
+
+def test_a_platform_that_does_not_answer_is_reported_whatever_the_description_is(tmp_path: Path):
+    """That of another's job is in the store; only a record of its end needs it."""
+    platform: Any = Silent()
+    record = record_of(tmp_path)._replace(spec_json="", home="/home/else/.cloudjob")
+    path = tmp_path / "store" / descriptions.key("train-1")
+    path.parent.mkdir(parents=True)
+    path.write_text("damaged")
+
+    with pytest.raises(Unreachable):
+        Job(record, platform, tmp_path).status()
 
 
 def test_a_status_is_final_only_when_the_secrets_of_the_job_are_deleted(

@@ -117,14 +117,12 @@ def test_a_cancelled_job_whose_frozen_head_was_killed_has_the_code_of_a_cancel()
         (FAILED, 0, Cause.PLATFORM),
         (FAILED, 1, None),
         (STOPPED, 0, Cause.CANCELLED),
-        (None, 0, None),
     ],
 )
 def test_the_record_decides_alone_if_the_platform_cannot_be_queried(
-    outcome: Outcome | None, retries: int, expected: Cause | None
+    outcome: Outcome, retries: int, expected: Cause | None
 ):
-    record = None if outcome is None else ExitRecord("train-1", outcome)
-    status = verdict.ended_elsewhere(record, {"retries": retries})
+    status = verdict.ended_elsewhere(ExitRecord("train-1", outcome), {"retries": retries})
 
     assert (status and status.cause) == expected
 
