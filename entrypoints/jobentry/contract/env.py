@@ -203,7 +203,7 @@ def read(environ: Mapping[str, str]) -> NodeEnv:
         EnvError: Variables are invalid; lists all of them, not only the first.
     """
     reader = _Reader(environ)
-    hosts = reader.hosts = reader.all_hosts()
+    hosts = reader.all_hosts()
     node = reader.first_number((names.MA_TASK_INDEX, names.VC_TASK_INDEX, names.VK_TASK_INDEX), 0)
     if node >= len(hosts):
         reader.problems.append(
@@ -230,7 +230,6 @@ class _Reader:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
         self.problems: list[str] = []
-        self.hosts: tuple[str, ...] = ()
 
     def settings(self, part: Any) -> dict[str, Any]:
         """Return the settings of ``NodeEnv`` or of a part of it, by field."""
@@ -279,13 +278,6 @@ class _Reader:
                 f"{name}={_shown(self.environ[name])!r}: a job has at least 1 rank"
             )
         return None
-
-    def nodes(self, name: str, default: int) -> int:
-        """Return ``name`` as a number of nodes, at most those of the job."""
-        number = self.first_number((name,), default)
-        if number > len(self.hosts):
-            self.problems.append("%s=%d: the job has %d nodes" % (name, number, len(self.hosts)))
-        return number
 
     def path(self, name: str, default: str) -> str:
         """Return ``name`` as the absolute path of a file, as mpirun runs in another folder."""
@@ -453,7 +445,7 @@ def _json_of(pairs: _Pairs) -> str:
 
 _TEXT, _WORD = _Form(_Reader.text), _Form(_Reader.word)
 _PATH, _PORT = _Form(_Reader.path), _Form(_Reader.port)
-_RANKS, _NODES = _Form(_Reader.ranks), _Form(_Reader.nodes)
+_RANKS = _Form(_Reader.ranks)
 _SECONDS, _FACTOR = _Form(_Reader.seconds, repr), _Form(_Reader.factor, repr)
 _FLAG = _Form(_Reader.flag, lambda _value: "1")
 _NAMES = _Form(_Reader.names, " ".join)

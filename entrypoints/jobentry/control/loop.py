@@ -219,13 +219,18 @@ class NodeLoop:
 
     def _note_suspension(self) -> None:
         now_s = self.now_s()
-        if now_s - self._ticked_at_s > _MAX_TICK_S:
-            self._gap_s, self._resumed_at_s = now_s - self._ticked_at_s, now_s
+        gap_s = now_s - self._ticked_at_s
+        if gap_s > _MAX_TICK_S:
+            # A machine may be slow for some seconds when it goes on.
+            self._gap_s, self._resumed_at_s = max(gap_s, self._recent_gap_s(now_s)), now_s
+
+    def _recent_gap_s(self, now_s: float) -> float:
+        return self._gap_s if now_s - self._resumed_at_s < _RESUME_S else 0.0
 
     def suspended_s(self) -> float:
         """Return for how long this process was suspended until a moment ago; 0 if it was not."""
         self._note_suspension()
-        return self._gap_s if self.now_s() - self._resumed_at_s < _RESUME_S else 0.0
+        return self._recent_gap_s(self.now_s())
 
     def stop_clock(self) -> None:
         """Stop calling the function of ``start_clock``."""

@@ -123,7 +123,7 @@ class RemoteWorker:
         self.link.detach()
 
     def _reconnect(self) -> None:
-        """Connect to a new entry that replaces a lost worker."""
+        """Look for the worker again, which ended before it was ready."""
         self._close_connection()
         self._begin()
         self._pause_s = _PAUSE_S[1]

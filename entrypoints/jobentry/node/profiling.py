@@ -61,9 +61,14 @@ def _opened(processes: Sequence[int]) -> tuple[MainThread | None, str]:
     problem = ""
     for process in processes:
         try:
-            return MainThread(process), ""
+            target = MainThread(process)
         except UnreadableError as error:
             problem = problem or str(error)
+            continue
+        if target.runs_python:
+            return target, ""
+        target.close()
+        problem = problem or "it has not begun to run Python, or is at its end"
     return None, problem or "it has no process"
 
 

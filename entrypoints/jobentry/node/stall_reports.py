@@ -17,7 +17,7 @@ from jobentry.secrets import masking
 _LIMIT_BYTES = 64 * 1024
 _LIBRARY = re.compile(r"(^|/)horovod/")
 # A name may have brackets, as ``grads[0]``.
-_STALL = re.compile(rb"Missing ranks:\s*\n((?:\d+!?: \[.*\]\s*\n?)+)")
+_STALL = re.compile(rb"Missing ranks:\s*\n((?:\d+!?: \[.*\][^\S\n]*\n?)+)")
 _RANK = re.compile(rb"^(\d{1,9})!?: \[(.*)\]", re.MULTILINE)
 
 
@@ -46,7 +46,7 @@ class StallReports:
         self._read = file.seek(0, os.SEEK_END)
         start = file.seek(max(self._start, self._read - _LIMIT_BYTES))
         late, size = read(file.read(_LIMIT_BYTES))
-        if start + size > self._end:
+        if late and start + size > self._end:
             self._late, self._end, self._seen_s = late, start + size, now_s
 
 

@@ -370,6 +370,11 @@ class MainThread:
             self.close()
             raise
 
+    @property
+    def runs_python(self) -> bool:
+        """Whether Python had begun in the process, and was not at its end, when it was opened."""
+        return bool(self._state)
+
     def close(self) -> None:
         """Stop reading."""
         self._memory.close()

@@ -462,6 +462,23 @@ def test_suspension_of_the_head_does_not_count_as_silence(make_head: Callable[..
     assert head.workers.workers[0].silent_s < transport.SILENT_S
 
 
+def test_the_head_looks_again_for_a_worker_that_ends_before_it_is_ready(
+    make_head: Callable[..., Head], monkeypatch: pytest.MonkeyPatch
+):
+    """As a container does that is restarted in place while the head waits for it."""
+    monkeypatch.setattr(peers, "_PAUSE_S", (0.02, 0.05))
+    head = make_head("silent")
+    head.open()
+    head.until(lambda: head.workers.workers[0].link.is_attached)
+    head.processes[1].kill()
+    head.processes[1].wait()
+    head.kinds = ("good",)
+    head.start(1)
+
+    head.wait_for_all_workers()
+    assert (head.received, head.lost) == ([("silent1", "ready")], [])
+
+
 # -- the end of the job -------------------------------------------------------------------------
 
 

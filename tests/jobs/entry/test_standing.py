@@ -22,6 +22,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.contract.waits import Wait
 from jobentry.node.collectives import Launched
 from jobentry.node.local_ranks import LocalRanks
+from jobentry.node.profiling import take_profile
 from jobentry.node.standing import Devices, Reports, StandingRanks
 from jobentry.system import linux
 
@@ -39,7 +40,7 @@ class Node:
         self.folder = folder
         self._until = until
         self._wrappers: list[subprocess.Popen[bytes]] = []
-        paths = NodePaths(str(folder), str(folder), str(folder), str(folder), str(folder))
+        self.paths = paths = NodePaths(*[str(folder)] * 5)
         self.ranks = LocalRanks(paths)
         self.reports: list[list[Standing]] = []
         self.launched: dict[int, Launched] = {}
@@ -232,6 +233,9 @@ def test_a_rank_that_has_left_its_script_is_reported_with_the_call_in_which_it_w
 
     assert (standing.activity, standing.wait) == (Activity.WAITING, Wait.RANKS)
     assert (standing.place.file, standing.operation) == ("", "finalize")
+    profile = take_profile(node.ranks, node.paths, 3, 0, 0.1)
+    assert profile is not None
+    assert profile.problem == "it has not begun to run Python, or is at its end"
 
 
 def test_a_rank_that_moves_is_not_reported(node: Node, until: Callable[..., None]):

@@ -61,8 +61,9 @@ def test_a_report_is_as_old_as_its_last_line_whatever_else_is_printed(tmp_path: 
     log.write_text(REPORT)
     late, _ = reports.late(20.0)
 
-    log.write_text(REPORT + "step 3\n")
-    assert reports.late(50.0) == (late, 30.0)
+    for size in (1, 2, 100_000):
+        log.write_text(REPORT + size * "\n")
+        assert reports.late(50.0) == (late, 30.0), size
 
-    log.write_text(REPORT + "step 3\n" + REPORT)
+    log.write_text(REPORT + 100_000 * "\n" + REPORT)
     assert reports.late(80.0) == (late, 0.0)
