@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import pwd
 import shutil
 import socket
 import struct
@@ -279,8 +280,12 @@ def _open_mpi_parameters(environ: Mapping[str, str]) -> frozenset[str]:
 
 def _nccl_parameters(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return what NCCL's files on this node set, as variables would overrule them."""
-    file_of_user = os.path.join(environ.get("HOME", "/"), _OWN_NCCL_FILE)
-    return _settings([environ.get("NCCL_CONF_FILE") or file_of_user, _NCCL_FILE])
+    file_of_user = environ.get("NCCL_CONF_FILE") or ""
+    if not file_of_user:
+        # NCCL does not ask $HOME.
+        with contextlib.suppress(KeyError):
+            file_of_user = os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, _OWN_NCCL_FILE)
+    return _settings([file_of_user, _NCCL_FILE])
 
 
 def _settings(paths: Sequence[str]) -> dict[str, str]:

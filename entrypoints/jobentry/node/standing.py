@@ -312,14 +312,12 @@ class StandingRanks:
             return False
         process = rank.program
         while process:
-            try:
-                rank.target = MainThread(process)
-            except UnreadableError:
-                process = _only(self._children(process))
-                continue
-            rank.last = _NOTHING
-            rank.restart(now_s)
-            return True
+            target = _opened(process)
+            if target is not None:
+                rank.target, rank.last = target, _NOTHING
+                rank.restart(now_s)
+                return True
+            process = _only(self._children(process))
         rank.retry_s = min(_MOST_RETRY_S, max(_RETRY_S, 2 * rank.retry_s))
         rank.retry_at_s = now_s + self._scaled(rank.retry_s)
         return False
@@ -517,6 +515,18 @@ class StandingRanks:
             late_s,
             late=late,
         )
+
+
+def _opened(process: int) -> MainThread | None:
+    """Return the main thread of a process; None if it runs no Python, or not as its program."""
+    try:
+        target = MainThread(process)
+    except UnreadableError:
+        return None
+    if target.runs_python or _runs_interpreter(process):
+        return target
+    target.close()
+    return None
 
 
 def _has_moved(target: MainThread, look: Look, last: Look) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -471,3 +472,13 @@ def test_what_a_file_of_nccl_sets_stays(
     node_network = network(ETH0, DOCKER0)._replace(nccl_parameters=detected.nccl_parameters)
 
     assert choose(TWO, node_network, **environ).variables["NCCL_SOCKET_IFNAME"] == expected
+
+
+def test_nccl_finds_the_users_file_without_the_variable_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / ".nccl.conf").write_text("NCCL_SOCKET_IFNAME=docker0\n")
+    user = pwd.struct_passwd(("me", "x", 1, 1, "", str(tmp_path), "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: user)
+
+    assert detect(ONE, {"HOME": "/nowhere"}).nccl_parameters["NCCL_SOCKET_IFNAME"] == "docker0"
