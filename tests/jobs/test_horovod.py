@@ -69,6 +69,26 @@ def test_the_example_trains_the_same_model_on_all_ranks(cloud, submit, controlle
     assert ("MEMCPY_IN_FUSION_BUFFER" in names) == (not fusion)
 
 
+def test_a_script_for_elastic_horovod_runs_with_a_fixed_number_of_ranks(cloud, submit):
+    text = """
+state = hvd.elastic.TorchState(model=torch.nn.Linear(4, 1), step=0)
+@hvd.elastic.run
+def train(state):
+    while state.step < 5:
+        total = float(hvd.allreduce(torch.ones(1), op=hvd.Sum, name="x"))
+        state.step += 1
+        state.commit()
+    print("done", total)
+train(state)
+"""
+    cloud.write("train.py", PRELUDE + text)
+
+    done = submit("train.py")
+
+    assert done.code == 0, done
+    assert sorted(done.lines) == [b"[%d] done 4.0" % rank for rank in range(4)]
+
+
 def test_ranks_know_their_numbers_on_their_node_and_overall(cloud, submit, controller):
     cloud.write(
         "train.py",
