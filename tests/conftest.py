@@ -237,7 +237,7 @@ def with_entry(engine: docker.APIClient) -> Iterator[Callable[[str], str]]:
 
     yield with_entry
     for tag in image_of.values():
-        engine.remove_image(tag, force=True)
+        containers.remove(engine, tag)
 
 
 @pytest.fixture

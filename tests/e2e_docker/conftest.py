@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import docker
 import pytest
 
+from tests.support import containers
 from tests.support.containers import build_on
 from tests.support.polling import Followed, poll
 
@@ -184,7 +185,7 @@ def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., 
 
     yield derive
     for tag in tags:
-        engine.remove_image(tag, force=True)
+        containers.remove(engine, tag)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import yaml
 
 from tests.e2e_kube.conftest import LIMIT_S, Lab, log_in, may_edit
 from tests.e2e_kube.machine import PodRunner
-from tests.support import macos, portable_job
+from tests.support import containers, macos, portable_job
 from tests.support.kube_cluster import Cluster
 from tests.support.polling import Followed
 
@@ -452,7 +452,7 @@ def test_an_image_without_cloudjob_runs_a_job(
     assert done.code == 0, done
     reports = [json.loads(line.partition("] ")[2]) for line in done.out.splitlines()]
     assert reports == 2 * [{"home": True, "uid": 1000, "cache": True}]
-    engine.remove_image(tag, force=True)
+    containers.remove(engine, tag)
 
 
 # -- Kubernetes without an operator ---------------------------------------------------------------

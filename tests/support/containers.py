@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import tarfile
@@ -41,6 +42,15 @@ def build_on(
     data.seek(0)
     output = list(engine.build(fileobj=data, custom_context=True, tag=tag, rm=True, decode=True))
     assert not [line for line in output if "error" in line], output
+
+
+def remove(engine: docker.APIClient, tag: str) -> None:
+    """Remove an image of the tests.
+
+    The engine refuses that now and then while another process removes one with the same layers.
+    """
+    with contextlib.suppress(docker.errors.APIError):
+        engine.remove_image(tag, force=True)
 
 
 def add_entry(engine: docker.APIClient, image: str) -> str:
