@@ -50,8 +50,9 @@ class Globs:
         self._suffixes: _Table = defaultdict(_none)
         name_globs: list[_Glob] = []
         path_globs: list[_Glob] = []
-        # Of equal patterns only the last one can decide.
-        for pattern, index in {pattern: index for index, pattern in enumerate(patterns)}.items():
+        # Of equal patterns only the last one can decide; globs are looked at from the last one on.
+        last_of = {pattern: index for index, pattern in enumerate(patterns)}
+        for pattern, index in sorted(last_of.items(), key=lambda item: item[1]):
             text = pattern.text.lower() if folds_case else pattern.text
             is_path = b"/" in text
             if not _SPECIAL.search(text):

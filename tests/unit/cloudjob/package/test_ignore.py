@@ -98,6 +98,7 @@ def test_invalid_and_pathological_patterns_are_harmless(tmp_path: Path):
 @example(["foo/a", "foo/b/a", "b/foo/b/a"], ["foo/**/"], {}, [], [])
 @example(["foo/a", "foo/b/a"], ["**/b/**/"], {}, [], [])
 @example(["foo/a", "a"], ["**/*/**"], {}, [], [])
+@example(["a"], ["**/*", "!**/a", "**/*"], {}, [], [])
 def test_the_package_has_the_files_that_git_would_add(
     files: list[str],
     top: list[str],
