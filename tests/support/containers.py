@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import tarfile
@@ -47,10 +46,13 @@ def build_on(
 def remove(engine: docker.APIClient, tag: str) -> None:
     """Remove an image of the tests.
 
-    The engine refuses that now and then while another process removes one with the same layers.
+    The engine fails now and then while another process removes one with the same layers.
     """
-    with contextlib.suppress(docker.errors.APIError):
+    try:
         engine.remove_image(tag, force=True)
+    except docker.errors.APIError as error:
+        if not error.is_server_error():
+            raise
 
 
 def add_entry(engine: docker.APIClient, image: str) -> str:

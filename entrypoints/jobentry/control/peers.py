@@ -303,7 +303,7 @@ class WorkerPool:
             self._loop.start_clock(self._tick)
 
     def stop_waiting(self) -> None:
-        """Stop waiting for the workers that have not answered, and reject them later."""
+        """Stop looking for the workers that have not answered, for good."""
         self._loop.cancel("late")
         if self._is_late and not self.absent:
             log_message("all workers are ready after %.0f s" % (self._loop.now_s() - self._begun))
