@@ -151,8 +151,6 @@ def _shortage(error: Exception) -> CloudJobError | None:
 
 
 def _run(arguments: list[str]) -> int:
-    from cloudjob.home import file_systems, home
-
     parser = parser_of(arguments[0] if arguments else "")
     # The arguments after the script are passed on unchanged; argparse would remove "--" from them.
     our_arguments, rest = split_at_script(parser, arguments)
@@ -161,6 +159,8 @@ def _run(arguments: list[str]) -> int:
         parser.print_help()
         return 2
     options.rest, options.is_marked = rest, "--" in our_arguments
+    from cloudjob.home import file_systems, home
+
     print_library_log()
     _need_files()
     file_systems.watch(home())

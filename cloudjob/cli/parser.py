@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-from cloudjob import __version__
 from cloudjob.cli.options import Parser, sentence
 
 TYPE_CHECKING = False
@@ -60,10 +59,22 @@ _COMMANDS = (
 )
 
 
+class _Version(argparse.Action):
+    """Prints the version, whose module `cloudjob --help` does not need."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from cloudjob import __version__
+
+        print("cloudjob", __version__)
+        parser.exit()
+
+
 def parser_of(command: str) -> Parser:
     """Return a parser that knows ``command`` with its options, or the names of all commands."""
     parser = Parser(prog="cloudjob", description=_DESCRIPTION, epilog=_EXAMPLES)
-    parser.add_argument("--version", action="version", version=f"cloudjob {__version__}")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="show the version"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     for name, module, text in [row for row in _COMMANDS if row[0] == command] or _COMMANDS:
         added = commands.add_parser(name, help=text, description=sentence(text))

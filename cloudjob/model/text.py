@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping
 
 TYPE_CHECKING = False
@@ -25,6 +24,8 @@ def why_failed(code: int, stderr: bytes) -> str:
         return printed
     if code >= 0:
         return f"it ended with exit code {code} without a message"
+    import signal
+
     from jobentry.contract.exits import MEMORY_GUESS
 
     number = -code

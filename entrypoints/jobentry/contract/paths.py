@@ -5,7 +5,11 @@ from __future__ import annotations
 import posixpath
 from typing import Mapping, NamedTuple
 
-from jobentry.contract import env, names
+from jobentry.contract import names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from jobentry.contract import env
 
 # The file name of the node half's zipapp.
 ENTRY = "jobentry.pyz"
