@@ -3,7 +3,6 @@
 ``--unpack FOLDER`` unpacks and compiles the zipapp so that it starts faster; images do this once.
 """
 
-import os
 import sys
 
 # The option of a program that seldom runs -> its module, and its function, which gets the words
@@ -41,15 +40,6 @@ elif sys.argv[1:2] == ["--unpack"]:
         sys.exit(f"jobentry: unpacking to {sys.argv[2]}: {error.strerror}")
     compileall.compile_dir(sys.argv[2], quiet=2)
 else:
-    import contextlib
-
     from jobentry import main
 
-    code = main.main(sys.argv[1:])
-    # For example, nothing can be done if the disk of the log is full.
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    # Exit at once. An interpreter that shuts down has no signal handlers left, so a SIGTERM would
-    # change the exit code of a node that has ended successfully with its head.
-    os._exit(code)
+    main.run(sys.argv[1:])
