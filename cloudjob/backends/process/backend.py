@@ -281,7 +281,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         self, handle: str, node: int, arguments: Sequence[str], *, is_terminal: bool
     ) -> list[str]:
         from cloudjob.backends.process import entering, state
-        from cloudjob.backends.process.keeper import children_of
+        from jobentry.system import linux
 
         job, folder = self._found(handle)
         self._need_local(job, "entering a node of")
@@ -290,9 +290,10 @@ class ProcessBackend(Backend[ProcessRequest]):
         is_running = node < len(nodes) and nodes[node]["exit_code"] is None
         try:
             # The keeper's other children are orphans of the node, and so younger than its entry.
-            children = children_of(nodes[node]["process"]) if is_running else []
+            children = linux.children(nodes[node]["process"]) if is_running else []
+            entry = sorted(children, key=lambda child: int(linux.start_ticks(child) or 0))[0]
             node_dir = nodes[node]["node_dir"]
-            return entering.command(children[0], written["entry"], node_dir, arguments)
+            return entering.command(entry, written["entry"], node_dir, arguments)
         except (OSError, IndexError, KeyError) as error:
             raise BackendError(f"entering node {node} of {handle}: it does not run") from error
 

@@ -26,13 +26,13 @@ from cloudjob.backends.process.keeper import (
     Keeper,
     NodeRequest,
     become_subreaper,
-    children_of,
     execute,
     reaped,
     signal_descriptor,
 )
 from cloudjob.backends.supervision import Deed, Lead, Past, Policy
 from jobentry.contract import exits, names, node_end, paths
+from jobentry.system import linux
 from jobentry.system.trees import remove_tree
 
 # The signals that the controller handles; they are blocked until it can handle them.
@@ -347,7 +347,7 @@ class Controller:
     def _kill_orphans(self) -> None:
         """End adopted children: processes of a keeper that was killed."""
         keepers = {node.process for node in self.nodes if node.is_running}
-        for child in children_of(os.getpid()):
+        for child in linux.children(os.getpid()):
             # Its children become ours when it ends, and SIGCHLD calls this method again.
             if child not in keepers:
                 with contextlib.suppress(OSError):
@@ -357,7 +357,7 @@ class Controller:
         """End the last processes of killed keepers, which may outlive the job."""
         end = time.monotonic() + _ORPHANS_S
         before, deadline = None, 0.0
-        while (children := children_of(os.getpid())) and time.monotonic() < end:
+        while (children := linux.children(os.getpid())) and time.monotonic() < end:
             if children != before:
                 # On a busy machine, a long chain of them takes a while.
                 before, deadline = children, time.monotonic() + LEAVE_S

@@ -7,6 +7,7 @@ The controller imports this module only if the folder of the unpacked entry come
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import time
@@ -30,9 +31,10 @@ def run(argv: Sequence[str], env: Mapping[str, str], folder: str) -> NoReturn:
     os.environ.update(env)
     time.tzset()
     # As those of a new interpreter in the locale C.UTF-8.
-    for stream in (sys.stdin, sys.stdout):
-        stream.reconfigure(encoding="utf-8", errors="surrogateescape")
-    sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        errors = "backslashreplace" if stream is sys.stderr else "surrogateescape"
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)
     sys.argv[:] = argv[3:]
     _move(folder, argv[3])
     try:

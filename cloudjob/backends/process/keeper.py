@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 from cloudjob.backends.process.isolation import Mount, is_on_machine, isolate
+from jobentry.system import linux
 from jobentry.system.trees import remove_tree
 
 _PR_SET_PDEATHSIG = 1
@@ -249,7 +250,7 @@ def execute(argv: Sequence[str], node: NodeRequest) -> NoReturn:
     # Python ignores them, and a program would, too.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    os.execve(argv[0], argv, node.env)
+    os.execve(argv[0], list(argv), node.env)
 
 
 def _reset_signals() -> None:
@@ -273,36 +274,9 @@ def signal_descriptor(numbers: Sequence[int]) -> int:
     return wake
 
 
-def children_of(parent: int) -> list[int]:
-    """Return the processes whose parent is ``parent``, the one that has run for longest first."""
-    children = [(each.started, each.process) for each in _processes() if each.parent == parent]
-    return [process for _, process in sorted(children)]
-
-
 def descendants_of(ancestor: int) -> list[int]:
     """Return the processes below ``ancestor``, parents before their children."""
-    children: dict[int, list[int]] = {}
-    for each in _processes():
-        children.setdefault(each.parent, []).append(each.process)
-    descendants = list(children.get(ancestor, ()))
+    descendants = linux.children(ancestor)
     for process in descendants:  # it grows while it is read
-        descendants += children.get(process, ())
+        descendants += linux.children(process)
     return descendants
-
-
-class _Process(NamedTuple):
-    """A process, its parent, and when it started, in clock ticks since boot."""
-
-    process: int
-    parent: int
-    started: int
-
-
-def _processes() -> Iterator[_Process]:
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-            # The name of a program may hold blanks and brackets; the last bracket ends it.
-            fields = file.read().rpartition(b")")[2].split()
-            yield _Process(int(name), int(fields[1]), int(fields[19]))

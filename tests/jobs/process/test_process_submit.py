@@ -17,13 +17,13 @@ import pytest
 from cloudjob import tracking
 from cloudjob.backends.process import running
 from cloudjob.backends.process.backend import ProcessBackend
-from cloudjob.backends.process.keeper import children_of
 from cloudjob.cli import main
 from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.home.records import Records
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import Failure, JobState
 from cloudjob.submission import pipeline
+from jobentry.system import linux
 from tests.support.homes import make_used_home
 
 LIMIT_S = 180.0
@@ -281,8 +281,8 @@ def test_a_job_runs_until_its_entries_have_ended_whatever_is_killed(laptop: Lapt
     lock = laptop.home / "running" / job.id
     poll(lambda: len(running.processes_of(laptop.home, job.id)) == 3)
     controller = int(lock.read_bytes().split()[-1])
-    [keeper] = children_of(controller)
-    [entry] = children_of(keeper)
+    [keeper] = linux.children(controller)
+    [entry] = linux.children(keeper)
 
     # A keeper that is not stopped may still terminate its entry when the controller dies.
     for process in (entry, keeper):
