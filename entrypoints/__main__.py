@@ -3,6 +3,7 @@
 ``--unpack FOLDER`` unpacks and compiles the zipapp so that it starts faster; images do this once.
 """
 
+import os
 import sys
 
 # The option of a program that seldom runs -> its module, and its function, which gets the words
@@ -16,10 +17,16 @@ PROGRAMS = {
     "--connect": ("node.tunnel", "main"),
 }
 
+# Python adds the folder of a program that is a folder, but with -I or -P not that of a file.
+FOLDER = __file__.rpartition("/")[0]
+if FOLDER not in sys.path:
+    sys.path.insert(0, FOLDER)
+
 if sys.argv[1:2] == ["--rank"]:
     from jobentry.rank import wrapper
 
-    sys.exit(wrapper.main(sys.argv[2:]))
+    # At once: an interpreter that shuts down takes milliseconds, and nothing is left to write.
+    os._exit(wrapper.main(sys.argv[2:]))
 elif sys.argv[1:2] == ["--script"]:
     from jobentry.rank import script_runner
 

@@ -472,6 +472,8 @@ def main() -> None:
     _redirect_output(os.path.join(controller.folder, "controller.log"))
     become_subreaper()
     controller.run()
+    # At once: an interpreter that shuts down takes milliseconds, and nothing is left to write.
+    os._exit(0)
 
 
 def _signal(nodes: list[_Node], number: int) -> None:

@@ -17,6 +17,9 @@ from typing import NoReturn
 # Not an import statement: the laptop half sees only the contract of the node half.
 _main = importlib.import_module("jobentry.main")
 _main.import_usual()
+# Where Python looks for modules. Found here, as a look at a module copies its memory in each fork.
+_OURS = [module for name, module in sys.modules.items() if name.startswith("jobentry")]
+_PATHS = [sys.path, *(module.__path__ for module in _OURS if hasattr(module, "__path__"))]
 
 
 def run(argv: Sequence[str], env: Mapping[str, str], folder: str) -> NoReturn:
@@ -47,8 +50,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], folder: str) -> NoReturn:
 
 def _move(before: str, now: str) -> None:
     """Import what is not imported yet from the folder's path on the node."""
-    packages = [module.__path__ for module in sys.modules.values() if hasattr(module, "__path__")]
-    for paths in (sys.path, *packages):
+    for paths in _PATHS:
         paths[:] = [
             now + path[len(before) :] if f"{path}/".startswith(f"{before}/") else path
             for path in paths
