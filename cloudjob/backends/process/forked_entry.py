@@ -6,6 +6,7 @@ The controller imports this module only if the folder of the unpacked entry come
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import os
@@ -14,9 +15,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+# A collection finds no garbage while modules are imported, and in a fork would copy their memory.
+gc.disable()
 # Not an import statement: the laptop half sees only the contract of the node half.
 _main = importlib.import_module("jobentry.main")
 _main.import_usual()
+gc.freeze()
+gc.enable()
 # Where Python looks for modules. Found here, as a look at a module copies its memory in each fork.
 _OURS = [module for name, module in sys.modules.items() if name.startswith("jobentry")]
 _PATHS = [sys.path, *(module.__path__ for module in _OURS if hasattr(module, "__path__"))]
