@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 ENTRY = FOLDER / paths.ENTRY
 
 
-def argv_of(module: str, *arguments: str, is_isolated: bool = True) -> list[str]:
+def argv_of(module: str, *arguments: str, is_isolated: bool = True, entry: str = "") -> list[str]:
     """Return the command of a process that calls ``main()`` of one of our modules.
 
     It imports what this process can import, and the standard library first: the user's folders
@@ -25,9 +25,11 @@ def argv_of(module: str, *arguments: str, is_isolated: bool = True) -> list[str]
     Args:
         is_isolated: Whether to ignore the environment's variables and its ``.pth`` files. A program
             that needs other libraries must not; it starts in a folder without modules.
+        entry: A folder of the unpacked entry, whose modules it imports before any others.
     """
     roots = (str(FOLDER.parent), str(Path(paths.__file__).parents[2]))
     folders = list(dict.fromkeys([*filter(None, sys.path), *roots]))
-    code = f"import sys; sys.path += {folders!r}; from {module} import main; main()"
+    first = f"sys.path[:0] = [{entry!r}]; " if entry else ""
+    code = f"import sys; {first}sys.path += {folders!r}; from {module} import main; main()"
     options = ("-I", "-S") if is_isolated else ()
     return [sys.executable, *options, "-c", code, *arguments]

@@ -17,10 +17,16 @@ PROGRAMS = {
     "--connect": ("node.tunnel", "main"),
 }
 
+# Python adds the folder of a program that is a folder, but with -I or -P not that of a file.
+FOLDER = __file__.rpartition("/")[0]
+if FOLDER not in sys.path:
+    sys.path.insert(0, FOLDER)
+
 if sys.argv[1:2] == ["--rank"]:
     from jobentry.rank import wrapper
 
-    sys.exit(wrapper.main(sys.argv[2:]))
+    # At once: an interpreter that shuts down takes milliseconds, and nothing is left to write.
+    os._exit(wrapper.main(sys.argv[2:]))
 elif sys.argv[1:2] == ["--script"]:
     from jobentry.rank import script_runner
 
@@ -41,15 +47,6 @@ elif sys.argv[1:2] == ["--unpack"]:
         sys.exit(f"jobentry: unpacking to {sys.argv[2]}: {error.strerror}")
     compileall.compile_dir(sys.argv[2], quiet=2)
 else:
-    import contextlib
-
     from jobentry import main
 
-    code = main.main(sys.argv[1:])
-    # For example, nothing can be done if the disk of the log is full.
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    # Exit at once. An interpreter that shuts down has no signal handlers left, so a SIGTERM would
-    # change the exit code of a node that has ended successfully with its head.
-    os._exit(code)
+    main.run(sys.argv[1:])

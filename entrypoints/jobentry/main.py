@@ -15,7 +15,7 @@ import threading
 import time
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, NoReturn, Sequence
 
 from jobentry.contract import env, exits, messages, names, paths, preflight_levels, variables
 from jobentry.contract.env import NodeEnv
@@ -98,6 +98,27 @@ class Options(NamedTuple):
     script_argv: tuple[str, ...]
     is_dry_run: bool = False
     is_json: bool = False
+
+
+def import_usual() -> None:
+    """Import what nearly every node needs, in a process that forks nodes."""
+    from jobentry.control import head, preflight, worker  # noqa: F401
+    from jobentry.launchers import mpirun  # noqa: F401
+    from jobentry.node import accelerators, standing  # noqa: F401
+    from jobentry.objects import directory  # noqa: F401
+    from jobentry.staging import code_package  # noqa: F401
+
+
+def run(argv: Sequence[str]) -> NoReturn:
+    """Run the entry, and end this process with its exit code."""
+    code = main(argv)
+    # For example, nothing can be done if the disk of the log is full.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    # Exit at once. An interpreter that shuts down has no signal handlers left, so a SIGTERM would
+    # change the exit code of a node that has ended successfully with its head.
+    os._exit(code)
 
 
 def main(argv: Sequence[str]) -> int:

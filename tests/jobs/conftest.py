@@ -27,6 +27,7 @@ from typing import Any
 
 import pytest
 
+from jobentry.system import linux
 from tests.support import command_line, folders, surroundings
 from tests.support.combinations import mark_combinations, values_of
 from tests.support.homes import make_used_home
@@ -349,6 +350,11 @@ class Cloud:
             if match:
                 pid_of[int(match[1])] = pid
         return pid_of
+
+    def entry(self, job: str, node: int) -> int:
+        """Return the process id of a node's entry: its keeper's other children are younger."""
+        children = linux.children(self.state(job)["nodes"][node]["process"])
+        return min(children, key=lambda child: int(linux.start_ticks(child) or 0))
 
     def mpiruns(self) -> list[int]:
         names = {"mpirun", "prterun", "orterun"}

@@ -156,7 +156,7 @@ def test_killing_the_process_group_of_a_rank_names_the_rank(cloud, job, rank):
 @pytest.mark.parametrize("node", [0, 1], ids=["head", "worker"])
 def test_killing_the_entry_ends_its_node(cloud, job, node):
     """The entry is the node's first process, so the node ends with it."""
-    os.kill(entry(cloud, job, node), signal.SIGKILL)
+    os.kill(cloud.entry(job, node), signal.SIGKILL)
 
     check_failed(cloud, job, "platform")
 
@@ -166,7 +166,7 @@ def test_a_worker_that_is_killed_while_it_stores_its_outputs_fails_the_job(cloud
     sparse_output = "if node: open(os.environ['OUT'] + '/big', 'wb').truncate(2**36)\n"
     job = cloud.detach(*SIZE, "--output", "OUT=", cloud.script(sparse_output + WAITS_FOR_GO))
     cloud.await_results(*UP)
-    node = entry(cloud, job, 1)
+    node = cloud.entry(job, 1)
     (cloud.results / "go").touch()
     poll(lambda: not cloud.mpiruns(), "end of mpirun")
     poll(lambda: is_open(node, "big"), "worker that reads its output")
@@ -176,21 +176,6 @@ def test_a_worker_that_is_killed_while_it_stores_its_outputs_fails_the_job(cloud
     status = check_failed(cloud, job, "platform")
     assert status["failure"]["node"] == 1
     assert "ended before it confirmed that its outputs are stored" in status["failure"]["message"]
-
-
-def entry(cloud, job, node):
-    """Return the process id of a node's entry."""
-    keeper = cloud.state(job)["nodes"][node]["process"]
-    (process,) = [
-        pid
-        for pid, argv in cloud.processes().items()
-        if argv[-1:] == ("job.py",)
-        and "--rank" not in argv
-        and "--script" not in argv
-        and any("/entry/" in argument for argument in argv)
-        and _parent(pid) == keeper
-    ]
-    return process
 
 
 def is_open(pid, name):
@@ -305,7 +290,7 @@ def test_a_worker_stopped_by_sigstop_does_not_outlive_a_cancel(cloud):
 def test_a_cancelled_job_whose_entry_is_frozen_ends_with_143(cloud, node):
     job = cloud.detach(*SIZE, "--grace-s", "1", cloud.script(WAITS_FOR_GO))
     cloud.await_results(*UP)
-    os.kill(entry(cloud, job, node), signal.SIGSTOP)
+    os.kill(cloud.entry(job, node), signal.SIGSTOP)
 
     assert cloud.cli("cancel", job).code == 0
     assert cloud.cli("wait", job).code == 143
@@ -322,7 +307,7 @@ def test_an_entry_that_is_suspended_while_its_ranks_end_still_reports_them(cloud
     """Whether they end well or badly; the suspension lasts seconds longer than mpirun."""
     job = cloud.detach(*SIZE, cloud.script(WAITS_FOR_GO + f"sys.exit({code} if rank == 3 else 0)"))
     cloud.await_results(*UP)
-    suspended = entry(cloud, job, 1)
+    suspended = cloud.entry(job, 1)
     os.kill(suspended, signal.SIGSTOP)
     try:
         (cloud.results / "go").touch()
@@ -338,10 +323,6 @@ def test_an_entry_that_is_suspended_while_its_ranks_end_still_reports_them(cloud
     assert status["state"] == ("FAILED" if code else "SUCCEEDED"), status
     if code:
         assert (status["failure"]["node"], status["failure"]["rank"]) == (1, 3)
-
-
-def _parent(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def poll_for(condition, limit_s=180):

@@ -185,14 +185,7 @@ def test_a_node_that_does_not_answer_is_named(cloud, start, poll):
     script = cloud.script("write_result(f'up-{rank}')\nawait_file('go')")
     job = start(*FOUR_RANKS, script)
     cloud.await_results("up-0", "up-1", "up-2", "up-3")
-    (entry,) = [
-        pid
-        for pid, argv in cloud.processes().items()
-        if argv[-1:] == ("job.py",)
-        and "--rank" not in argv
-        and "--script" not in argv
-        and _is_child_of(pid, cloud.state(job)["nodes"][1]["process"])
-    ]
+    entry = cloud.entry(job, 1)
     os.kill(entry, signal.SIGSTOP)
     try:
         values = stacks(cloud, job)
@@ -255,10 +248,6 @@ def _write_to(path):
         return False
     os.close(pipe)
     return True
-
-
-def _is_child_of(pid, parent):
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1]) == parent
 
 
 def test_a_program_in_c_that_hangs_in_mpi_is_shown_with_its_functions(cloud, start, poll):

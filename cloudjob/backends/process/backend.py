@@ -280,17 +280,21 @@ class ProcessBackend(Backend[ProcessRequest]):
     def command_on(
         self, handle: str, node: int, arguments: Sequence[str], *, is_terminal: bool
     ) -> list[str]:
-        from cloudjob.backends.process import entering
-        from cloudjob.backends.process.keeper import children_of
+        from cloudjob.backends.process import entering, state
+        from jobentry.system import linux
 
-        self._need_local(self._found(handle)[0], "entering a node of")
-        _, nodes = self.nodes(handle)
+        job, folder = self._found(handle)
+        self._need_local(job, "entering a node of")
+        written = state.read(folder) or {"entry": [], "nodes": []}
+        nodes = written["nodes"]
         is_running = node < len(nodes) and nodes[node]["exit_code"] is None
         try:
             # The keeper's other children are orphans of the node, and so younger than its entry.
-            children = children_of(nodes[node]["process"]) if is_running else []
-            return entering.command(children[0], arguments)
-        except (OSError, IndexError) as error:
+            children = linux.children(nodes[node]["process"]) if is_running else []
+            entry = sorted(children, key=lambda child: int(linux.start_ticks(child) or 0))[0]
+            node_dir = nodes[node]["node_dir"]
+            return entering.command(entry, written["entry"], node_dir, arguments)
+        except (OSError, IndexError, KeyError) as error:
             raise BackendError(f"entering node {node} of {handle}: it does not run") from error
 
     def _need_local(self, job: str, doing: str) -> None:
@@ -401,7 +405,7 @@ def _start_controller(request: ProcessRequest, lock: int, path: Path) -> None:
     """
     name = running.process_name(request.job)
     process = subprocess.Popen(
-        installation.argv_of("cloudjob.backends.process.controller", name),
+        installation.argv_of("cloudjob.backends.process.controller", name, entry=request.entry),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,9 +12,11 @@ import json
 import os
 import select
 import signal
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
 
 from cloudjob.backends import attempts, supervision
 from cloudjob.backends.attempts import Attempt, Rules
@@ -24,12 +26,13 @@ from cloudjob.backends.process.keeper import (
     Keeper,
     NodeRequest,
     become_subreaper,
-    children_of,
+    execute,
     reaped,
     signal_descriptor,
 )
 from cloudjob.backends.supervision import Deed, Lead, Past, Policy
 from jobentry.contract import exits, names, node_end, paths
+from jobentry.system import linux
 from jobentry.system.trees import remove_tree
 
 # The signals that the controller handles; they are blocked until it can handle them.
@@ -51,6 +54,8 @@ _SHORTEST_S = 0.1
 _WRITE_S = 60.0
 # Bytes that a node may add to the state: its times, its process and its exit code.
 _NODE_BYTES = 128
+# How many words of a command start the entry: python -I -S ENTRY SCRIPT …
+_ENTRY_WORDS = 4
 # What is noted when a deed was done.
 _NOTES = {
     Deed.CANCEL: "is_cancel_told",
@@ -88,6 +93,9 @@ class Controller:
         self.lock: int | None = request["lock"]
         self.hosts: str = request["hosts"]
         self.argv: list[str] = request["argv"]
+        # The folder of the entry that argv starts; empty if argv is another program.
+        self.entry: str = request["entry"]
+        self._become: Callable[[NodeRequest], NoReturn] = partial(execute, self.argv)
         on = tuple(request["retry_on"])
         self.rules = Rules(request["retries"], on, request["backoff_s"])
         self.grace_s: float = request["grace_s"]
@@ -128,6 +136,8 @@ class Controller:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._wake = signal_descriptor(_SIGNALS)
         try:
+            if self.entry and sys.getfilesystemencoding() == "utf-8":
+                self._import_entry()
             code = self._attempts()
         except Exception as error:  # noqa: BLE001 (only the controller can report it)
             self._message = f"running the job: {error}"
@@ -135,6 +145,12 @@ class Controller:
             code = 125
         self._kill_all_orphans()
         self._finish(code)
+
+    def _import_entry(self) -> None:
+        """Import the entry once for all nodes, which begin as forks of this process."""
+        from cloudjob.backends.process import forked_entry
+
+        self._become = lambda node: forked_entry.run(self.argv, node.env, self.entry)
 
     def _attempts(self) -> int:
         """Run the job, with its retries; return its exit code."""
@@ -260,7 +276,7 @@ class Controller:
             signal.set_wakeup_fd(-1)
             env = {**node.request.env, **self._variables(node)}
             request = node.request._replace(env=env)
-            keeper = Keeper(request, self.argv, self.hosts, controller, self.lock)
+            keeper = Keeper(request, self._become, self.hosts, controller, self.lock)
             code = keeper.run()
         except Exception as error:  # noqa: BLE001 (whatever it is, the log must name it)
             _append(node.request.log, f"cloudjob: starting node {node.request.host}: {error!r}\n")
@@ -331,7 +347,7 @@ class Controller:
     def _kill_orphans(self) -> None:
         """End adopted children: processes of a keeper that was killed."""
         keepers = {node.process for node in self.nodes if node.is_running}
-        for child in children_of(os.getpid()):
+        for child in linux.children(os.getpid()):
             # Its children become ours when it ends, and SIGCHLD calls this method again.
             if child not in keepers:
                 with contextlib.suppress(OSError):
@@ -341,7 +357,7 @@ class Controller:
         """End the last processes of killed keepers, which may outlive the job."""
         end = time.monotonic() + _ORPHANS_S
         before, deadline = None, 0.0
-        while (children := children_of(os.getpid())) and time.monotonic() < end:
+        while (children := linux.children(os.getpid())) and time.monotonic() < end:
             if children != before:
                 # On a busy machine, a long chain of them takes a while.
                 before, deadline = children, time.monotonic() + LEAVE_S
@@ -406,10 +422,13 @@ class Controller:
             "is_cancelled": self.is_cancelled,
             "has_asked_head": self._past.is_head_asked,
             "message": self._message,
+            # What starts the node half beside an entry.
+            "entry": self.argv[:_ENTRY_WORDS],
             "attempts": self._attempts_state() if self._has_attempts else None,
             "nodes": [
                 {
                     "host": node.request.host,
+                    "node_dir": node.request.env.get(names.CLOUDJOB_NODE_DIR, ""),
                     "process": node.process,
                     "started_at": node.started_at,
                     "ended_at": node.ended_at or None,
@@ -453,6 +472,8 @@ def main() -> None:
     _redirect_output(os.path.join(controller.folder, "controller.log"))
     become_subreaper()
     controller.run()
+    # At once: an interpreter that shuts down takes milliseconds, and nothing is left to write.
+    os._exit(0)
 
 
 def _signal(nodes: list[_Node], number: int) -> None:

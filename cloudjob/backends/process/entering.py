@@ -13,15 +13,15 @@ from jobentry.contract import names
 # The namespaces that a node may have for itself, with nsenter's option for each; the first one
 # gives a user who is not root the right to enter the others.
 _NAMESPACES = {"user": "--user", "mnt": "--mount", "uts": "--uts"}
-# How an entry is started: python -I -S ENTRY SCRIPT …
-_START_ARGUMENTS = 4
 
 
-def command(entry: int, arguments: Sequence[str]) -> list[str]:
+def command(entry: int, start: Sequence[str], node_dir: str, arguments: Sequence[str]) -> list[str]:
     """Return the command that starts the node half beside an entry.
 
     Args:
         entry: The process id of the node's entry.
+        start: The command that starts the node half on the node.
+        node_dir: The folder of the entry there.
         arguments: Those of the node half, such as ``--enter -- hostname``.
 
     Raises:
@@ -30,16 +30,8 @@ def command(entry: int, arguments: Sequence[str]) -> list[str]:
     """
     if Path(f"/proc/{entry}").stat().st_uid != os.getuid():
         raise ProcessLookupError(entry)
-    start = [os.fsdecode(word) for word in _words(entry, "cmdline")[:_START_ARGUMENTS]]
-    mark = f"{names.CLOUDJOB_NODE_DIR}="
-    node_dir = [
-        word for word in map(os.fsdecode, _words(entry, "environ")) if word.startswith(mark)
-    ]
-    return [*_nsenter(entry), "env", *node_dir, *start, *arguments]
-
-
-def _words(process: int, name: str) -> list[bytes]:
-    return Path(f"/proc/{process}/{name}").read_bytes().split(b"\0")[:-1]
+    variable = f"{names.CLOUDJOB_NODE_DIR}={node_dir}"
+    return [*_nsenter(entry), "env", variable, *start, *arguments]
 
 
 def _nsenter(process: int) -> list[str]:

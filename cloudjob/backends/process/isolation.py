@@ -339,13 +339,20 @@ def _make_read_only(libc: ctypes.CDLL, target: str) -> None:
 
 def _mounts_below(folder: str) -> list[str]:
     """Return where other file systems are mounted below a folder; an overlay hides them."""
+    start = os.fsencode(folder) + b"/"
     with open("/proc/self/mountinfo", "rb") as file:
-        # A blank, a tab, a newline and a backslash are octal numbers.
-        points = [
-            re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), line.split()[4])
-            for line in file
-        ]
-    return [path for path in map(os.fsdecode, points) if path.startswith(f"{folder}/")]
+        points = [_mount_point(line) for line in file]
+    return [os.fsdecode(point) for point in points if point.startswith(start)]
+
+
+def _mount_point(line: bytes) -> bytes:
+    point = line.split(b" ", 5)[4]
+    # A blank, a tab, a newline and a backslash are octal numbers.
+    return (
+        re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), point)
+        if b"\\" in point
+        else point
+    )
 
 
 def _bind(libc: ctypes.CDLL, source: str, target: str) -> None:

@@ -10,11 +10,11 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, NoReturn
 
 from cloudjob.backends.process.isolation import Mount, is_on_machine, isolate
+from jobentry.system import linux
 from jobentry.system.trees import remove_tree
 
 _PR_SET_PDEATHSIG = 1
@@ -65,22 +65,26 @@ class NodeRequest(NamedTuple):
 
 
 class Keeper:
-    """Runs one node, in a process of its own."""
+    """Runs one node, in a process of its own.
+
+    Args:
+        become: Turns a new process on the node into its entry.
+    """
 
     def __init__(
         self,
         request: NodeRequest,
-        argv: list[str],
+        become: Callable[[NodeRequest], NoReturn],
         hosts: str,
         controller: int,
         lock: int | None = None,
     ) -> None:
         self._request = request
-        self._argv = argv
+        self._become = become
         self._hosts = hosts
         self._controller = controller
         # Entries hold the lock, too: a job runs until they have ended, whichever process is killed.
-        self._lock = () if lock is None else (lock,)
+        self._kept = (0, 1, 2) if lock is None else (0, 1, 2, lock)
         self._prctl = ctypes.CDLL(None).prctl
         self._process = 0
         self._entry = 0
@@ -115,38 +119,45 @@ class Keeper:
     def _start_entry(self) -> None:
         request = self._request
         log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        entry = subprocess.Popen(
-            self._argv,
-            env=request.env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            pass_fds=self._lock,
-            preexec_fn=self._become_entry,
-        )
+        # Our handlers in the entry would ignore a signal that it gets before it has its own.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self._entry = os.fork()
+        if not self._entry:
+            self._become_entry(log)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         os.close(log)
-        self._entry = entry.pid
-        # We reap all children ourselves.
-        entry.returncode = 0
 
-    def _become_entry(self) -> None:
+    def _become_entry(self, log: int) -> NoReturn:
+        request = self._request
+        try:
+            os.setsid()
+            for number, descriptor in enumerate((os.open(os.devnull, os.O_RDWR), log, log)):
+                os.dup2(descriptor, number)
+            self._enter_node()
+            # Needed only if the keeper is killed; otherwise it ends the entry itself.
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != self._process:
+                os._exit(_POWERED_OFF)
+            for name in os.listdir("/proc/self/fd"):
+                if int(name) not in self._kept:
+                    with contextlib.suppress(OSError):  # that of the listing
+                        os.close(int(name))
+            _reset_signals()
+            self._become(request)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the log must name it)
+            os.write(2, f"cloudjob: starting node {request.host}: {error}\n".encode())
+        finally:
+            os._exit(125)
+
+    def _enter_node(self) -> None:
         """Enter the node: only the entry and its children see its names and files."""
         request = self._request
         home = request.home
-        try:
-            if self._hosts:
-                changed = (*request.protected, *request.named)
-                isolate(request.host, self._hosts, request.mounts, changed, request.shown)
-                home = next((path for source, path in request.mounts if source == home), home)
-            os.chdir(home)
-        except OSError as error:
-            os.write(2, f"cloudjob: starting node {request.host}: {error}\n".encode())
-            os._exit(125)
-        # Needed only if the keeper is killed; otherwise it ends the entry itself.
-        self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != self._process:
-            os._exit(_POWERED_OFF)
+        if self._hosts:
+            changed = (*request.protected, *request.named)
+            isolate(request.host, self._hosts, request.mounts, changed, request.shown)
+            home = next((path for source, path in request.mounts if source == home), home)
+        os.chdir(home)
 
     def _kill_rest(self) -> None:
         """End every process that is left on this node."""
@@ -230,6 +241,27 @@ def reaped() -> Iterator[tuple[int, int]]:
         yield child, code if code >= 0 else 128 - code
 
 
+def execute(argv: Sequence[str], node: NodeRequest) -> NoReturn:
+    """Become the program that is the entry of a node.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    # Python ignores them, and a program would, too.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.execve(argv[0], list(argv), node.env)
+
+
+def _reset_signals() -> None:
+    """Handle signals as a process does that was just started."""
+    signal.set_wakeup_fd(-1)
+    for number in (*SIGNALS, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
 def signal_descriptor(numbers: Sequence[int]) -> int:
     """Return a descriptor from which the number of each signal to this process can be read."""
     wake, end = os.pipe()
@@ -242,36 +274,9 @@ def signal_descriptor(numbers: Sequence[int]) -> int:
     return wake
 
 
-def children_of(parent: int) -> list[int]:
-    """Return the processes whose parent is ``parent``, the one that has run for longest first."""
-    children = [(each.started, each.process) for each in _processes() if each.parent == parent]
-    return [process for _, process in sorted(children)]
-
-
 def descendants_of(ancestor: int) -> list[int]:
     """Return the processes below ``ancestor``, parents before their children."""
-    children: dict[int, list[int]] = {}
-    for each in _processes():
-        children.setdefault(each.parent, []).append(each.process)
-    descendants = list(children.get(ancestor, ()))
+    descendants = linux.children(ancestor)
     for process in descendants:  # it grows while it is read
-        descendants += children.get(process, ())
+        descendants += linux.children(process)
     return descendants
-
-
-class _Process(NamedTuple):
-    """A process, its parent, and when it started, in clock ticks since boot."""
-
-    process: int
-    parent: int
-    started: int
-
-
-def _processes() -> Iterator[_Process]:
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-            # The name of a program may hold blanks and brackets; the last bracket ends it.
-            fields = file.read().rpartition(b")")[2].split()
-            yield _Process(int(name), int(fields[1]), int(fields[19]))

@@ -73,6 +73,7 @@ class ProcessRequest(NamedTuple):
         folder: The job's folder, for its state and logs.
         run_dir: A folder with a short path, for sockets and temporary files.
         hosts: The file that is /etc/hosts on the nodes; empty when they are not isolated.
+        entry: The folder of the entry that ``argv`` starts; empty if it is another program.
         retries: How often a failed job is started again.
         retry_on: The kinds of failures after which a job is started again.
         backoff_s: The pause before its second attempt, which doubles each time.
@@ -96,6 +97,7 @@ class ProcessRequest(NamedTuple):
     is_led: bool = True
     keeps_homes: bool = False
     python: str = ""
+    entry: str = ""
 
 
 def build(
@@ -196,6 +198,7 @@ def build(
         nodes=tuple(nodes),
         secret_names=submission.masked_names,
         python=machine.python,
+        entry=machine.entry,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from functools import lru_cache
 from typing import NamedTuple, Protocol, Sequence, TypeVar
 
 from jobentry.contract.stacks import Frame, ThreadStack
@@ -73,9 +74,6 @@ _FILES = (
     (r"(socket|ssl|http/client|urllib/request)|(urllib3|requests|grpc|wandb)/.*", Wait.NETWORK,
      "waiting for data of a socket"),
 )  # fmt: skip
-_LIBRARY_CALLS = tuple(
-    (re.compile(rf"(^|/)({pattern})\.py$"), wait, text) for pattern, wait, text in _FILES
-)
 # Functions of the kernel in which a thread waits -> what for.
 _KERNEL_CALLS = (
     ("wait_for_partner", Wait.FILE, "opening a pipe that no other process has opened"),
@@ -118,7 +116,6 @@ _NATIVE_CALLS = (
     (r"(cuStream|cuEvent|cuCtx|cudaStream|cudaEvent|cudaDevice|hipStream|hipDevice|aclrt\w+?)"
      r"Synchronize\w*", Wait.DEVICE),
 )  # fmt: skip
-_NATIVE_WAITS = tuple((re.compile(pattern), wait) for pattern, wait in _NATIVE_CALLS)
 # Native functions that tell in which operation a rank waits, where no line of Python does.
 _MPI_OPERATION = re.compile(r"P?MPI_(Finalize|Comm_(?:dup|split|create)\w*|Win_fence)")
 _NATIVE_OPERATIONS = {
@@ -191,7 +188,7 @@ def _native_wait(thread: ThreadStack) -> tuple[str, Wait]:
     Those below it may have returned.
     """
     for call in thread.native:
-        for pattern, wait in _NATIVE_WAITS:
+        for pattern, wait in _native_waits():
             if pattern.fullmatch(call.function):
                 return call.function, wait
     return "", Wait.NOTHING
@@ -306,9 +303,22 @@ def _library_cause(frames: Sequence[Frame]) -> Cause | None:
     if not frames:
         return None
     file = frames[0].file
-    causes = (Cause(wait, text) for name, wait, text in _LIBRARY_CALLS if name.search(file))
+    causes = (Cause(wait, text) for name, wait, text in _library_calls() if name.search(file))
     return next(causes, None)
 
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "")
+
+
+# Compiled on first use: many jobs end before anybody looks at their ranks.
+
+
+@lru_cache(maxsize=None)
+def _library_calls() -> tuple[tuple[re.Pattern[str], Wait, str], ...]:
+    return tuple((re.compile(rf"(^|/)({name})\.py$"), wait, text) for name, wait, text in _FILES)
+
+
+@lru_cache(maxsize=None)
+def _native_waits() -> tuple[tuple[re.Pattern[str], Wait], ...]:
+    return tuple((re.compile(pattern), wait) for pattern, wait in _NATIVE_CALLS)

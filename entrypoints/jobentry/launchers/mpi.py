@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import lru_cache
 from typing import Mapping, NamedTuple, Sequence
 
 from jobentry.contract import env, names
@@ -155,7 +156,8 @@ def user_options(node: NodeEnv) -> list[Option]:
     return options
 
 
-def _unquoted(text: str) -> list[str]:
+@lru_cache(maxsize=None)
+def _unquoted(text: str) -> Sequence[str]:
     """Return the words of a variable, also if its whole value is in quotes.
 
     In the platform's documents such quotes are those of a shell; a form keeps them in the value.
@@ -166,7 +168,7 @@ def _unquoted(text: str) -> list[str]:
     return shlex.split(words[0]) if is_whole else words
 
 
-def _parse(arguments: list[str]) -> list[Option]:
+def _parse(arguments: Sequence[str]) -> list[Option]:
     """Parse mpirun's options: one dash or two, ``--name value`` or ``--name=value``."""
     options: list[Option] = []
     rest = list(arguments)

@@ -212,7 +212,10 @@ def _exit(
 
 def _become(argv: list[str]) -> ModuleType:
     """Make this process look as if Python had been started with the script; return ``__main__``."""
-    entry, sys.argv[:] = sys.argv[0], argv
+    entry = sys.argv[0]
+    if entry.endswith("/__main__.py"):
+        entry = os.path.dirname(entry)
+    sys.argv[:] = argv
     # Relative before Python 3.9, as Python's own.
     path = os.path.abspath(argv[0]) if sys.version_info >= (3, 9) else argv[0]
     if getattr(sys.flags, "safe_path", False):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 
@@ -16,9 +15,12 @@ from jobentry.contract import names, variables
 from jobentry.system import linux
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing costs each rank seven milliseconds
+if TYPE_CHECKING:  # typing costs each rank seven milliseconds, and the enums of signal four
+    import signal
     from types import FrameType
     from typing import Callable, Mapping
+else:
+    import _signal as signal
 
 # Variables set by the remote shell's session; a rank gets those of its node's entry, or none.
 _SESSION = frozenset(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import bisect
 import os
-import platform
 import re
 import struct
 
@@ -27,7 +26,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CALL_BYTES = 7
 # aarch64 may sign the upper bits of an address (pointer authentication).
 _ADDRESS_BITS = (1 << 48) - 1
-_IS_ARM = platform.machine() == "aarch64"
+_IS_ARM = os.uname().machine == "aarch64"
 # A name of C++ in the form that compilers give it: _Z or _ZN, the parts with their lengths, E, and
 # the arguments.
 _CPP_NAME = re.compile(r"_Z+(?P<nested>NK?)?(?P<std>St)?(?=\d)")

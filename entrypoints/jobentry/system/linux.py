@@ -31,6 +31,31 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
+def children(process: int) -> list[int]:
+    """Return the ids of the children of a process, until it has waited for them.
+
+    While children go, others may be left out, but never all of them.
+    """
+    child_ids: list[int] = []
+    if not os.path.exists("/proc/thread-self/children"):  # not every kernel has it
+        return [each for each in processes() if parent(each) == process]
+    # The first thread last: it adopts the children of those that end.
+    for thread in reversed(threads(process)):
+        try:
+            child_ids += map(int, read(process, "task/%d/children" % thread).split())
+        except OSError:
+            continue
+    return child_ids
+
+
+def parent(process: int) -> int:
+    """Return the parent of a process; 0 if it is gone."""
+    try:
+        return int(stat(process)[1])
+    except (OSError, IndexError):
+        return 0
+
+
 def threads(process: int) -> list[int]:
     """Return the ids of the threads of a process; none if it is gone."""
     try:

@@ -34,12 +34,7 @@ def output_of(argv: Sequence[str], limit_s: float, env: Mapping[str, str] | None
 
 def children() -> list[int]:
     """Return the child processes of this process."""
-    child_ids = []
-    for process in linux.processes():
-        with contextlib.suppress(OSError, IndexError):
-            if int(linux.stat(process)[1]) == os.getpid():
-                child_ids.append(process)
-    return child_ids
+    return linux.children(os.getpid())
 
 
 def adopt_orphans() -> None:

@@ -596,7 +596,7 @@ def test_ranks_run_from_the_unpacked_entry(node: Node):
 
     entry = node.folder / ".cloudjob" / "j" / "entry"
     assert result.code == 0, result
-    assert f"[0] {entry}\n[0] --rank\n" in result.out
+    assert f"[0] {entry}/__main__.py\n[0] --rank\n" in result.out
     assert "[0] entry\n" in result.out
     assert not entry.exists()
 

@@ -34,6 +34,7 @@ def start(tmp_path):
             "running": str(folder / "running"),
             "hosts": "",
             "argv": argv or ["/bin/sleep", "1000"],
+            "entry": "",
             "retries": 0,
             "retry_on": [],
             "backoff_s": 0.0,

@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from cloudjob.backends.process.keeper import Keeper, NodeRequest
+from cloudjob.backends.process.keeper import Keeper, NodeRequest, execute
 
 # Kills its programs on SIGTERM, as the entry does; each program leads a session, as ranks do.
 ENTRY = """
@@ -50,7 +51,7 @@ def start(tmp_path):
         if not child:
             argv = [sys.executable, "-c", ENTRY, mark]
             try:
-                os._exit(Keeper(request, argv, "", parent).run())
+                os._exit(Keeper(request, partial(execute, argv), "", parent).run())
             finally:
                 os._exit(1)
         if parent == os.getpid():

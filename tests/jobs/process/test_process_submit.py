@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,13 +18,13 @@ import pytest
 from cloudjob import tracking
 from cloudjob.backends.process import running
 from cloudjob.backends.process.backend import ProcessBackend
-from cloudjob.backends.process.keeper import children_of
 from cloudjob.cli import main
 from cloudjob.errors import JobNotFound, RecordsError
 from cloudjob.home.records import Records
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import Failure, JobState
 from cloudjob.submission import pipeline
+from jobentry.system import linux
 from tests.support.homes import make_used_home
 
 LIMIT_S = 180.0
@@ -281,8 +282,8 @@ def test_a_job_runs_until_its_entries_have_ended_whatever_is_killed(laptop: Lapt
     lock = laptop.home / "running" / job.id
     poll(lambda: len(running.processes_of(laptop.home, job.id)) == 3)
     controller = int(lock.read_bytes().split()[-1])
-    [keeper] = children_of(controller)
-    [entry] = children_of(keeper)
+    [keeper] = linux.children(controller)
+    [entry] = linux.children(keeper)
 
     # A keeper that is not stopped may still terminate its entry when the controller dies.
     for process in (entry, keeper):
@@ -300,6 +301,27 @@ def test_a_job_runs_until_its_entries_have_ended_whatever_is_killed(laptop: Lapt
     laptop.go.touch()
     assert job.wait().native_state == "lost"
     assert not (laptop.home / "process" / job.id / "node-0").exists()
+
+
+def test_an_entry_has_the_signals_and_files_of_a_program_that_was_just_started(laptop: Laptop):
+    """It is a fork of the controller."""
+    job = pipeline.submit(laptop.spec(), laptop.home)
+    lock = laptop.home / "running" / job.id
+    poll(lambda: len(running.processes_of(laptop.home, job.id)) == 3)
+    [keeper] = linux.children(int(lock.read_bytes().split()[-1]))
+    [entry] = linux.children(keeper)
+    poll(lambda: linux.children(entry))
+
+    status = dict(re.findall(r"(\w+):\s*(.*)", Path(f"/proc/{entry}/status").read_text()))
+    ignored = {number for number in range(1, 64) if int(status["SigIgn"], 16) >> (number - 1) & 1}
+    assert (int(status["SigBlk"], 16), ignored) == (0, {signal.SIGPIPE, signal.SIGXFSZ})
+    assert os.getsid(entry) == entry
+    links = dict(linux.open_files(entry))
+    assert links["0"] == os.devnull
+    assert links["1"] == links["2"] == str(laptop.home / "process" / job.id / "node-0.log")
+    others = {link for _, link in linux.open_files(keeper) if "pipe:" in link}
+    assert others
+    assert not others & set(links.values())
 
 
 def test_a_node_that_is_still_starting_can_be_ended(tmp_path: Path, monkeypatch):
