@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Devices, Event
+from cloudjob.backends.base import Backend, Check, Devices
 from cloudjob.backends.delivery import BOOT, new_ssh_key
 from cloudjob.backends.kubernetes import (
     ending,
@@ -44,7 +44,7 @@ from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import ENTRY_PATH, JOB_LABEL, MANAGER_LABEL, Names
 from cloudjob.backends.kubernetes.request import ENGINES, KubernetesRequest
 from cloudjob.backends.kubernetes.state import Decision, Pod
-from cloudjob.backends.native import NativeStatus
+from cloudjob.backends.native import Event, NativeStatus
 from cloudjob.errors import (
     BackendError,
     CloudJobError,
