@@ -334,7 +334,7 @@ class _Walker:
             kind = _SPECIAL.get(stat.S_IFMT(status.st_mode), "is not a file")
             self.found.refused.append(RefusedPath(name, kind))
             return
-        if secrets.may_be_key(name) and not verdict.is_named:
+        if name.endswith(secrets.KEY_SUFFIXES) and not verdict.is_named:
             reason = secrets.key_reason(path, status.st_size)
             if reason:
                 self.found.left_out.append(LeftOut(name, reason, Rule.SECRET))

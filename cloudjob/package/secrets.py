@@ -295,7 +295,8 @@ _FILES = re.compile(
 )
 # Only names with these beginnings, and *.kubeconfig, can match the above; this check is faster.
 _NAME_PREFIXES = (".env", "id_", ".netrc", "_netrc", ".pypirc", ".git-", ".obs", "cred", "kubec")
-_KEY_SUFFIXES = (".pem", ".key")
+# Names that are typical of keys; certificates and other files share them.
+KEY_SUFFIXES = (".pem", ".key")
 _KEY_LIMIT_BYTES = 1024 * 1024
 _KEY_HEADER = rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
 
@@ -307,11 +308,6 @@ def name_reason(name: str, is_folder: bool) -> str:
     if name.startswith(_NAME_PREFIXES) or name.endswith(".kubeconfig"):
         return "may hold secrets: its name" if _FILES.fullmatch(name) else ""
     return ""
-
-
-def may_be_key(name: str) -> bool:
-    """Whether a file's name is typical of keys; certificates and other files share it."""
-    return name.endswith(_KEY_SUFFIXES)
 
 
 def key_reason(path: str, size_bytes: int) -> str:

@@ -226,9 +226,8 @@ def _submission(
     # Inputs may come from a server of a private authority, too, whatever the store is.
     uris = (submission.code.uri, *spec.inputs.values(), *spec.outputs.values())
     is_local = all(uri.startswith("file:") for uri in uris if uri)
-    bundle = None if is_local else certificates.bundle(os.environ)
-    access = {**certificates.access(bundle), **_access(spec, paths, store, layers)}
-    return submission._replace(access=access)
+    trusted = {} if is_local else certificates.access(certificates.bundle(os.environ))
+    return submission._replace(access={**trusted, **_access(spec, paths, store, layers)})
 
 
 def _access(

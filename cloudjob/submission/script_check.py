@@ -246,13 +246,10 @@ def preset_hint(spec: JobSpec, files: Files) -> str:
     """
     if spec.takes_command or spec.launcher == _PRESET_LAUNCHER or not spec.script.endswith(".py"):
         return ""
-    passed = {word.partition("=")[0] for word in spec.args}
     file = files[Path(spec.source, spec.script)]
-    if (
-        passed.issuperset(_PRESET_OPTIONS)
-        or _SIZE_VARIABLE in file.data
-        or b"--rank" not in file.data
-    ):
+    if _SIZE_VARIABLE in file.data or b"--rank" not in file.data:
+        return ""
+    if {word.partition("=")[0] for word in spec.args}.issuperset(_PRESET_OPTIONS):
         return ""
     options, takes_any = _options(file)
     if not options.issuperset(_PRESET_OPTIONS):
