@@ -593,13 +593,13 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._delete(client, where)
         shutil.rmtree(self._home / where.job_names.job, ignore_errors=True)
 
-    def sweep(self, handles: Iterable[str]) -> list[str]:
+    def remove_orphans(self, handles: Iterable[str]) -> list[str]:
         """Remove the objects that killed submits left in their clusters; return the jobs' names."""
         return [
-            _parse_handle(handle).job_names.job for handle in handles if self._sweep_job(handle)
+            _parse_handle(handle).job_names.job for handle in handles if self._remove_orphan(handle)
         ]
 
-    def _sweep_job(self, handle: str) -> bool:
+    def _remove_orphan(self, handle: str) -> bool:
         where = _parse_handle(handle)
         client, job_names = self._client(where.cluster), where.job_names
         if locks.is_held(self._home / job_names.job / _LOCK):
