@@ -203,7 +203,7 @@ class Whole(Number):
         return int(value)
 
 
-class Ranks(Whole):
+class RankCount(Whole):
     """A number of ranks, or ``auto``."""
 
     title = "whole number or `auto`"
@@ -218,7 +218,7 @@ class Ranks(Whole):
         return "auto" if value == AUTO_RANKS else value
 
 
-class Retries(Whole):
+class RetryCount(Whole):
     """A number of retries; in a file also a mapping, of which ``config`` makes two keys."""
 
     title = "whole number, or a mapping"
@@ -282,7 +282,7 @@ class Texts(Kind):
         return {"type": "array", "items": _TEXT}
 
 
-class Names(Kind):
+class NameMap(Kind):
     """A mapping of names to values.
 
     Args:
@@ -325,7 +325,7 @@ class Names(Kind):
         return {"type": "object", **self._schema}
 
 
-class Secrets(Names):
+class Secrets(NameMap):
     """The values of secrets by name; a job file has the names, or the files with the values."""
 
     title = "list of names, or names to `@FILE`"
@@ -348,7 +348,7 @@ class _SweepValues(Texts):
         return super().read(grid.split(value) if isinstance(value, str) else value)
 
 
-class Tree(Kind):
+class Yaml(Kind):
     """A mapping or a list in YAML for the platform."""
 
     title = "YAML"
@@ -494,21 +494,21 @@ TEXT = Text()
 TEXTS = Texts()
 EVENTS = Texts(partial(_check_words, EVENT_WORDS, "an event"))
 RETRY_KINDS = Texts(partial(_check_words, retry_kinds.WORDS, "a kind of failure"))
-RETRIES = Retries(0, 10)
+RETRIES = RetryCount(0, 10)
 WEBHOOK = Text(_check_webhook, type="string", pattern=f"^(@.*|{VARIABLE_RULE})?$")
 FLAG = Flag()
-TREE = Tree()
-TREE_LIST = Tree(is_list=True)
+TREE = Yaml()
+TREE_LIST = Yaml(is_list=True)
 # A mapping of any names to texts.
-LABELS = Names()
-VARIABLES = Names(TEXT, check_variable, _VARIABLES)
-INPUTS = Names(Text(_check_input), check_variable, _VARIABLES)
-OUTPUTS = Names(Text(_check_output), check_variable, _VARIABLES)
+LABELS = NameMap()
+VARIABLES = NameMap(TEXT, check_variable, _VARIABLES)
+INPUTS = NameMap(Text(_check_input), check_variable, _VARIABLES)
+OUTPUTS = NameMap(Text(_check_output), check_variable, _VARIABLES)
 SECRETS = Secrets(Text(quoted=MASK), check_variable)
 # A mapping of metric names to regular expressions with a group.
-PATTERNS = Names(Text(check_pattern), schema={"additionalProperties": _TEXT})
+PATTERNS = NameMap(Text(check_pattern), schema={"additionalProperties": _TEXT})
 # A mapping of names to their values in a sweep.
-SWEEP = Names(
+SWEEP = NameMap(
     _SweepValues(grid.check_values),
     grid.check_name,
     {
