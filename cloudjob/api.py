@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from cloudjob import config, tracking
 from cloudjob.backends import open_backend
-from cloudjob.backends.base import Event as Event, Metric as Metric
 from cloudjob.errors import (
     BackendError as BackendError,
     CloudJobError as CloudJobError,
@@ -42,6 +41,7 @@ from jobentry.contract.stores import STORE_SCHEMES
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from cloudjob.backends.native import Event as Event, Metric as Metric
     from cloudjob.model import attached
     from cloudjob.model.options import Options
     from cloudjob.model.status import (
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 _MODULES = {
     name: f"cloudjob.{module}"
     for module, names in {
+        "backends.native": "Event Metric",
         "model.status": "Absence Attempt Cause Failure Hang JobFailed JobState JobStatus Phase"
         " Outlook SlowRanks Wait WaitPhase",
         "submission.preview": "Preview",

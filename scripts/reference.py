@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cloudjob.cli.parser import parser_of
 from cloudjob.model.job import JobSpec
-from cloudjob.model.keys import Group, Key, Section, Values
+from cloudjob.model.keys import Heading, Key, Section, Values
 from cloudjob.model.kinds import Number
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +57,7 @@ _COMMON = re.compile(r"(?m)^  (?:-h, --help +Show|JOB +Its id, its name or its h
 _EMPTY = re.compile(r"\n[a-z ]+:\n(?=\n|\Z)")
 # What has a place of its own: the options of submit that are keys of a job file, and the commands.
 _ELSEWHERE = re.compile(
-    rf"\n(?:{Group.PLACE.value}:\n.*?(?=\nnotifications:\n)"
+    rf"\n(?:{Heading.PLACE.value}:\n.*?(?=\nnotifications:\n)"
     r"|positional arguments:\n  COMMAND\n(?: {4}[^\n]*\n)+)",
     re.DOTALL,
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 def pack(source: str, home: str) -> dict[str, int]:
     """Pack as ``cloudjob submit`` does, up to the point where a job would be sent."""
-    from cloudjob.package import Options, cache, claims
+    from cloudjob.package import PackOptions, cache, claims
     from cloudjob.package import pack as make
     from cloudjob.store import open_store
 
@@ -26,7 +26,7 @@ def pack(source: str, home: str) -> dict[str, int]:
     scratch = Path(home, "layer")
     package = make(
         Path(source), scratch, script="train.py", limit_bytes=1 << 40,
-        options=Options(home=Path(home)), source_cache=cache.load(path),
+        options=PackOptions(home=Path(home)), source_cache=cache.load(path),
     )  # fmt: skip
     if "--pack-only" in sys.argv:
         return {"sent_bytes": package.layers[-1].size_bytes}

@@ -10,7 +10,7 @@ from cloudjob.errors import UsageError
 from cloudjob.model.submission import Submission
 
 if TYPE_CHECKING:
-    from cloudjob.backends.native import NativeStatus
+    from cloudjob.backends.native import Event, Metric, NativeStatus
     from cloudjob.model.job import JobSpec
 
 Request = TypeVar("Request")
@@ -45,33 +45,6 @@ class Devices(NamedTuple):
 
     per_node: int
     source: str
-
-
-class Event(NamedTuple):
-    """An event of a job on its platform.
-
-    Args:
-        at: The time, as the platform writes it.
-        level: ``Info``, ``Warning`` or ``Error``.
-    """
-
-    at: str
-    level: str
-    source: str
-    message: str
-
-
-class Metric(NamedTuple):
-    """A measurement of a node's resource usage, minute by minute.
-
-    Args:
-        name: The platform's name for it, such as ``cpuUsage``.
-        values: None for a minute without a measurement.
-    """
-
-    node: int
-    name: str
-    values: tuple[float | None, ...]
 
 
 class Backend(ABC, Generic[Request]):

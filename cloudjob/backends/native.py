@@ -1,10 +1,10 @@
-"""The status of a job as its platform reports it: one class for each state."""
+"""What a platform reports of a job: its status, one class for each state, and its events."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from cloudjob.model.status import Absence, Attempt, Failure, JobState, Wait, state_of
 from jobentry.contract.exits import Cause
@@ -129,3 +129,30 @@ def unended(
     if state is JobState.RUNNING:
         return Running(native, started_at, wait=wait)
     return Unknown(native, started_at)
+
+
+class Event(NamedTuple):
+    """An event of a job on its platform.
+
+    Args:
+        at: The time, as the platform writes it.
+        level: ``Info``, ``Warning`` or ``Error``.
+    """
+
+    at: str
+    level: str
+    source: str
+    message: str
+
+
+class Metric(NamedTuple):
+    """A measurement of a node's resource usage, minute by minute.
+
+    Args:
+        name: The platform's name for it, such as ``cpuUsage``.
+        values: None for a minute without a measurement.
+    """
+
+    node: int
+    name: str
+    values: tuple[float | None, ...]

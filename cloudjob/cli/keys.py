@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _ESCAPE_BYTES = 16
 
 
-class Key(Enum):
+class KeyPress(Enum):
     """What a key does."""
 
     UP = "up"
@@ -29,18 +29,18 @@ class Key(Enum):
 
 # The bytes of each key; terminals send the arrows in either of two forms.
 _KEYS = {
-    b"k": Key.UP,
-    b"\x1b[A": Key.UP,
-    b"\x1bOA": Key.UP,
-    b"j": Key.DOWN,
-    b"\x1b[B": Key.DOWN,
-    b"\x1bOB": Key.DOWN,
-    b"b": Key.PAGE_UP,
-    b"\x1b[5~": Key.PAGE_UP,
-    b" ": Key.PAGE_DOWN,
-    b"\x1b[6~": Key.PAGE_DOWN,
-    b"s": Key.SORT,
-    b"q": Key.QUIT,
+    b"k": KeyPress.UP,
+    b"\x1b[A": KeyPress.UP,
+    b"\x1bOA": KeyPress.UP,
+    b"j": KeyPress.DOWN,
+    b"\x1b[B": KeyPress.DOWN,
+    b"\x1bOB": KeyPress.DOWN,
+    b"b": KeyPress.PAGE_UP,
+    b"\x1b[5~": KeyPress.PAGE_UP,
+    b" ": KeyPress.PAGE_DOWN,
+    b"\x1b[6~": KeyPress.PAGE_DOWN,
+    b"s": KeyPress.SORT,
+    b"q": KeyPress.QUIT,
 }
 
 
@@ -65,7 +65,7 @@ class Keys:
 
             termios.tcsetattr(0, termios.TCSADRAIN, self._saved)  # type: ignore[arg-type]
 
-    def wait(self, seconds: float) -> Key | None:
+    def wait(self, seconds: float) -> KeyPress | None:
         """Return the next key that has a meaning; None if there was none in time."""
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
@@ -74,7 +74,7 @@ class Keys:
             elif select.select([0], [], [], left_s)[0]:
                 data = os.read(0, _ESCAPE_BYTES)
                 if not data:  # the terminal is closed
-                    return Key.QUIT
+                    return KeyPress.QUIT
                 if data in _KEYS:
                     return _KEYS[data]
         return None
@@ -92,15 +92,20 @@ class Position:
         self.first = 0
         self.order = self._orders[0]
 
-    def apply(self, key: Key, page_rows: int) -> None:
+    def apply(self, key: KeyPress, page_rows: int) -> None:
         """Move or sort as a key says.
 
         Args:
             page_rows: The number of rows that are shown.
         """
         page = max(1, page_rows)
-        steps = {Key.UP: -1, Key.DOWN: 1, Key.PAGE_UP: -page, Key.PAGE_DOWN: page}
-        if key is Key.SORT:
+        steps = {
+            KeyPress.UP: -1,
+            KeyPress.DOWN: 1,
+            KeyPress.PAGE_UP: -page,
+            KeyPress.PAGE_DOWN: page,
+        }
+        if key is KeyPress.SORT:
             self.order = self._orders[(self._orders.index(self.order) + 1) % len(self._orders)]
             self.first = 0
         self.first = max(0, self.first + steps.get(key, 0))

@@ -182,7 +182,7 @@ class Transfers:
         self._verb = verb
         self._is_shown = is_shown
         self._is_live = is_terminal(2)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._bar: Bar | None = None
         self._started_s = self._next_s = 0.0
 
@@ -218,7 +218,7 @@ class Transfers:
             now_s = time.monotonic()
             is_done = 0 < total_bytes <= done_bytes
             if is_done:
-                self._remove_bar()
+                self.stop()
             if not self._is_shown or now_s < self._next_s or is_done:
                 return
             self._next_s = now_s + (_BAR_S if self._is_live else _MESSAGE_S)
@@ -235,14 +235,11 @@ class Transfers:
     def stop(self) -> None:
         """Remove the bar, so that later messages appear in its place."""
         with self._lock:
-            self._remove_bar()
-
-    def _remove_bar(self) -> None:
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            # The terminal may be closed; the transfer continues.
-            with contextlib.suppress(OSError):
-                bar.stop()
+            bar, self._bar = self._bar, None
+            if bar is not None:
+                # The terminal may be closed; the transfer continues.
+                with contextlib.suppress(OSError):
+                    bar.stop()
 
     def _show_bar(self, done_bytes: int, total_bytes: int) -> None:
         if self._bar is None:

@@ -172,13 +172,13 @@ def filters_of(options: argparse.Namespace) -> dict[str, Any]:
 def spec_flags(parser: argparse.ArgumentParser, *, has_defaults: bool = True) -> None:
     """Add the option of every key that has one, in groups; the help page shows defaults."""
     from cloudjob.model.job import OPTIONS, JobSpec
-    from cloudjob.model.keys import Group
+    from cloudjob.model.keys import Heading
 
-    for title in Group:
+    for title in Heading:
         group = parser.add_argument_group(title.value)
         for name in (name for name, option in OPTIONS.items() if option.group is title):
             _add_key(group, name, JobSpec.KEYS[name], has_defaults=has_defaults)
-        if title is Group.VARIABLES:
+        if title is Heading.VARIABLES:
             group.add_argument(
                 "--env-file",
                 action="append",

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cloudjob.config.env_file import read_env_file
-from cloudjob.config.files import PROJECT_FILE, File, files_of, reason
+from cloudjob.config.files import PROJECT_FILE, ConfigFile, files_of, reason
 from cloudjob.config.layer import Layer, check, layer_of_job, layer_of_options, merged
 from cloudjob.config.schema import json_schema
 from cloudjob.config.yaml_file import layer_of_file
@@ -121,7 +121,7 @@ def load(
     return Loaded(spec, MappingProxyType(origins))
 
 
-def _layers(files: Sequence[File], copied: Copied | None, cwd: Path) -> list[Layer]:
+def _layers(files: Sequence[ConfigFile], copied: Copied | None, cwd: Path) -> list[Layer]:
     """Return the layers of files and of a copied job, the farthest first."""
     if copied is None:
         return [check(layer_of_file(file)) for file in files]

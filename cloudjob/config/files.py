@@ -16,7 +16,7 @@ PROJECT_FILE = "cloudjob.yaml"
 MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
-class File(NamedTuple):
+class ConfigFile(NamedTuple):
     """A file that may hold a layer; ``what`` and ``shown`` are its kind and name in messages."""
 
     path: Path
@@ -27,27 +27,27 @@ class File(NamedTuple):
 
 def files_of(
     job_file: str | None, cwd: Path, source: Path, environ: Mapping[str, str]
-) -> list[File]:
+) -> list[ConfigFile]:
     """Return the files that may hold a layer, the farthest first."""
     project = source / PROJECT_FILE
     project_title = PROJECT_FILE if source == cwd else str(project)
-    files = [_user_file(environ), File(project, "project file", project_title)]
+    files = [_user_file(environ), ConfigFile(project, "project file", project_title)]
     if job_file is not None:
         job_path = cwd / job_file
         if job_path.absolute() == project.absolute():
             files.pop()  # Reading the same file twice would report its problems twice.
-        files.append(File(job_path, "job file", job_file, must_exist=True))
+        files.append(ConfigFile(job_path, "job file", job_file, must_exist=True))
     return files
 
 
-def _user_file(environ: Mapping[str, str]) -> File:
+def _user_file(environ: Mapping[str, str]) -> ConfigFile:
     named = environ.get(CLOUDJOB_CONFIG, "")
     if named:
-        return File(Path(named), "user file", named, must_exist=True)
+        return ConfigFile(Path(named), "user file", named, must_exist=True)
     import platformdirs
 
     path = Path(platformdirs.user_config_dir("cloudjob"), "config.yaml")
-    return File(path, "user file", str(path))
+    return ConfigFile(path, "user file", str(path))
 
 
 def read_bytes(path: Path) -> bytes:
@@ -59,7 +59,7 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
-def text_of(file: File) -> str:
+def text_of(file: ConfigFile) -> str:
     """Return the content of a file; empty if an optional file is absent."""
     try:
         if not file.must_exist and file.path.is_fifo():
@@ -79,7 +79,7 @@ def text_of(file: File) -> str:
         raise unreadable(file, where, "not UTF-8 text", hint=hint) from error
 
 
-def unreadable(file: File, where: str, what: str, *, hint: str) -> UsageError:
+def unreadable(file: ConfigFile, where: str, what: str, *, hint: str) -> UsageError:
     """Return the error of a file that cannot be read."""
     return UsageError(f"reading {file.what}: {one_line(file.shown)}{where}: {what}", hint=hint)
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudjob.config.files import File, position, text_of, unreadable
+from cloudjob.config.files import ConfigFile, position, text_of, unreadable
 from cloudjob.config.layer import Layer
 from cloudjob.model.job import SECTIONS
 from cloudjob.model.kinds import dotted
@@ -47,7 +47,7 @@ _TREES = {
 }
 
 
-def layer_of_file(file: File) -> Layer:
+def layer_of_file(file: ConfigFile) -> Layer:
     """Return the values of a file; duplicate and unusable keys are in ``problems``.
 
     Raises:
@@ -69,7 +69,7 @@ def layer_of_file(file: File) -> Layer:
 class _Reader:
     """Turns the YAML nodes of one file into plain data, and notes the line of each."""
 
-    def __init__(self, file: File, layer: Layer) -> None:
+    def __init__(self, file: ConfigFile, layer: Layer) -> None:
         self._file = file
         self._layer = layer
         self._values = 0
@@ -171,7 +171,7 @@ def _shape(node: Any) -> str:
     return str(node.id)
 
 
-def _compose(text: str, file: File) -> Node | None:
+def _compose(text: str, file: ConfigFile) -> Node | None:
     """Return the YAML tree of a file; its scalars are still the text that the user wrote."""
     import yaml
 
@@ -193,7 +193,7 @@ def _compose(text: str, file: File) -> Node | None:
     return tree
 
 
-def _check_depth(events: Iterator[Any], file: File) -> None:
+def _check_depth(events: Iterator[Any], file: ConfigFile) -> None:
     """Refuse a file that nests deeper than any job file does.
 
     PyYAML's C code composes recursively: 100,000 brackets end the process with a segmentation

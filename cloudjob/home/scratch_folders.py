@@ -33,7 +33,7 @@ def new(folder: Path, name: str = "") -> Iterator[Path]:
     """
     with writing("creating a folder", folder):
         private_folder(folder)
-        sweep(folder)
+        remove_unused(folder)
         path = folder / (name or f"tmp-{os.urandom(8).hex()}")
         path.mkdir(mode=0o700)
         lock = locks.acquire_new(path / _LOCK, hosts.first_line())
@@ -56,7 +56,7 @@ def user_elsewhere(folder: Path, name: str) -> Host | None:
     return hosts.creator_of(path) if locks.is_unseen(path) else None
 
 
-def sweep(folder: Path) -> None:
+def remove_unused(folder: Path) -> None:
     """Remove the scratch folders below ``folder`` whose processes were killed."""
     with suppress(OSError):
         for path in folder.iterdir():

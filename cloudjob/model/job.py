@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudjob.model import grid
-from cloudjob.model.keys import Group, Option, Section, Values, key, section
+from cloudjob.model.keys import Heading, Option, Section, Values, key, section
 from cloudjob.model.kinds import (
     FLAG,
     INPUTS,
@@ -24,7 +24,7 @@ from cloudjob.model.kinds import (
     VARIABLES,
     Number,
     OneOf,
-    Ranks,
+    RankCount,
     Whole,
 )
 from cloudjob.model.rules import AUTO_RANKS, BACKENDS
@@ -73,128 +73,128 @@ class JobSpec(Values):
     name: str = key(
         JOB_NAME,
         "The job's name: letters, digits, _ and -, at most 64; by default the script's name.", "",
-        Option(Group.FILES, "--name", "NAME"), is_harmless=True,
+        Option(Heading.FILES, "--name", "NAME"), is_harmless=True,
         implied=lambda values: default_name(values["script"]))
     nodes: int = key(
-        Whole(1, 10_000), "Number of nodes.", 1, Option(Group.PLACE, "--nodes", "N", short="-n"),
+        Whole(1, 10_000), "Number of nodes.", 1, Option(Heading.PLACE, "--nodes", "N", short="-n"),
         is_harmless=True)
     procs_per_node: int = key(
-        Ranks(1, 1024),
+        RankCount(1, 1024),
         "Number of ranks on each node; auto is one for each GPU or NPU of a node, else 1.",
-        AUTO_RANKS, Option(Group.PLACE, "--procs-per-node", "M"), is_harmless=True)
+        AUTO_RANKS, Option(Heading.PLACE, "--procs-per-node", "M"), is_harmless=True)
     backend: str = key(
         OneOf(*BACKENDS), "Where the job runs.", "process",
-        Option(Group.PLACE, "--backend", "NAME"), is_harmless=True)
+        Option(Heading.PLACE, "--backend", "NAME"), is_harmless=True)
     launcher: str = key(
         OneOf(AUTO, *LAUNCHERS), "How to start the ranks; auto chooses from the script's imports.",
-        "auto", Option(Group.PLACE, "--launcher", "NAME"), is_harmless=True)
+        "auto", Option(Heading.PLACE, "--launcher", "NAME"), is_harmless=True)
     source: str = key(
         TEXT, "The folder to send; in a file, relative to that file.", ".",
-        Option(Group.FILES, "--source", "DIR"))
+        Option(Heading.FILES, "--source", "DIR"))
     env: Mapping[str, str] = key(
         VARIABLES,
         "Variables for every rank; an option takes precedence over a file, name by name.", {},
-        Option(Group.VARIABLES, "--env", "NAME=VALUE", short="-e"))
+        Option(Heading.VARIABLES, "--env", "NAME=VALUE", short="-e"))
     secrets: Mapping[str, str] = key(
         SECRETS,
         "Variables whose values are never shown; each value comes from your environment, or is "
-        "the exact bytes of a file.", {}, Option(Group.VARIABLES, "--secret", "NAME[=@FILE]"))
+        "the exact bytes of a file.", {}, Option(Heading.VARIABLES, "--secret", "NAME[=@FILE]"))
     inputs: Mapping[str, str] = key(
         INPUTS,
         "Objects, or files of this machine (./data), to copy to every node before the script "
         "starts; the variable NAME holds the path. On Kubernetes also volumes, which are mounted: "
         "pvc://CLAIM/PATH, secret://NAME/KEY, configmap://NAME/KEY.", {},
-        Option(Group.VARIABLES, "--input", "NAME=URI"))
+        Option(Heading.VARIABLES, "--input", "NAME=URI"))
     input_nodes: Mapping[str, str] = key(
         LABELS, "The nodes that need an input, such as 0 or 0,2-3; by default all nodes.", {},
-        Option(Group.VARIABLES, "--input-nodes", "NAME=NODES"))
+        Option(Heading.VARIABLES, "--input-nodes", "NAME=NODES"))
     outputs: Mapping[str, str] = key(
         OUTPUTS,
         "Folders whose files are saved while the job runs and when it ends; an empty URI is the "
         "job's own folder in the store, and pvc://CLAIM/PATH one in a claim of Kubernetes.", {},
-        Option(Group.OUTPUTS, "--output", "NAME=URI"),
+        Option(Heading.OUTPUTS, "--output", "NAME=URI"),
         is_harmless=True)
     output_sync_s: float = key(
         Number(0, _DAY_S),
         "Seconds between saves of the outputs while the job runs; 0 saves only at the end.", 30.0,
-        Option(Group.OUTPUTS, "--output-sync-s", "S"), is_harmless=True)
+        Option(Heading.OUTPUTS, "--output-sync-s", "S"), is_harmless=True)
     restore_outputs: str = key(
         OneOf(*RESTORE_CHOICES),
         "Which files that an earlier run saved at an output's URI to restore on each node before "
         "the script starts: the node's own, or those of all nodes.", "none",
-        Option(Group.OUTPUTS, "--restore-outputs", "WHICH"))
+        Option(Heading.OUTPUTS, "--restore-outputs", "WHICH"))
     metrics: Mapping[str, str] = key(
         PATTERNS,
         "Metrics in what ranks print: a regular expression for each, with a group for the value "
         "and, if named step, one for the step; `cloudjob metrics` shows them.", {},
-        Option(Group.OUTPUTS, "--metric", "NAME=REGEX"), is_harmless=True)
+        Option(Heading.OUTPUTS, "--metric", "NAME=REGEX"), is_harmless=True)
     detect_metrics: str = key(
         OneOf("on", "off"),
         "off: find only the metrics that JSON lines, event files and patterns give; on: also find "
         "numbers behind words such as loss and accuracy.", "on",
-        Option(Group.OUTPUTS, "--no-detect-metrics", const="off"), is_harmless=True)
+        Option(Heading.OUTPUTS, "--no-detect-metrics", const="off"), is_harmless=True)
     image: str = key(
         TEXT, "The container image, for backends that run containers.", "",
-        Option(Group.PLACE, "--image", "REF"))
+        Option(Heading.PLACE, "--image", "REF"))
     flavor: str = key(
         TEXT, "The platform's name for the kind of node.", "",
-        Option(Group.PLACE, "--flavor", "ID"), is_harmless=True)
+        Option(Heading.PLACE, "--flavor", "ID"), is_harmless=True)
     timeout_min: float = key(
         Number(0, _YEAR_MIN), "Minutes after which the job is ended; 0 sets no limit.", 0.0,
-        Option(Group.LIMITS, "--timeout-min", "T"), is_harmless=True)
+        Option(Heading.LIMITS, "--timeout-min", "T"), is_harmless=True)
     start_timeout_min: float = key(
         Number(0.01, _YEAR_MIN),
         "Minutes allowed for the nodes to connect, and then for the ranks to start.", 10.0,
-        Option(Group.LIMITS, "--start-timeout-min", "T"), is_harmless=True)
+        Option(Heading.LIMITS, "--start-timeout-min", "T"), is_harmless=True)
     retries: int = key(
         RETRIES,
         "How many times to start a failed job again; or a mapping with this number as max, and "
         "the keys of retry.", 0,
-        Option(Group.LIMITS, "--retries", "R"), is_harmless=True)
+        Option(Heading.LIMITS, "--retries", "R"), is_harmless=True)
     grace_s: float = key(
         Number(0, _DAY_S), "Seconds between SIGTERM and SIGKILL.", 10.0,
-        Option(Group.LIMITS, "--grace-s", "S"), is_harmless=True)
+        Option(Heading.LIMITS, "--grace-s", "S"), is_harmless=True)
     store: str = key(
         TEXT, "Where to store code and outputs; by default a folder under $CLOUDJOB_HOME.", "",
-        Option(Group.FILES, "--store", "URI"))
+        Option(Heading.FILES, "--store", "URI"))
     source_limit_mb: float = key(
         Number(0), "The largest source folder to pack, in megabytes.", 100.0,
-        Option(Group.FILES, "--source-limit-mb", "MB"))
+        Option(Heading.FILES, "--source-limit-mb", "MB"))
     links: str = key(
         OneOf("keep", "follow"),
         "follow: follow symbolic links that point outside the source folder; keep: refuse them.",
-        "keep", Option(Group.FILES, "--follow-links", const="follow"))
+        "keep", Option(Heading.FILES, "--follow-links", const="follow"))
     hardware_check: str = key(
         OneOf("on", "off"),
         "off: start a launcher or parallel mode even if MindSpore's documentation rules it out on "
-        "the device.", "on", Option(Group.LIMITS, "--no-hardware-check", const="off"),
+        "the device.", "on", Option(Heading.LIMITS, "--no-hardware-check", const="off"),
         is_harmless=True)
     preflight: str = key(
         OneOf(*preflight_levels.LEVELS),
         "What to check on all nodes before the ranks start: quick takes at most 2 seconds; full "
         "also measures the network, disks, memory and GPUs, in at most 30 seconds; off checks "
-        "nothing.", preflight_levels.QUICK, Option(Group.LIMITS, "--preflight", "LEVEL"),
+        "nothing.", preflight_levels.QUICK, Option(Heading.LIMITS, "--preflight", "LEVEL"),
         is_harmless=True)
     strict: bool = key(
         FLAG,
         "true: fail with the exit code of a launcher or Python program that the script starts, "
         "even if the script ignores it; false: only the script's own exit code counts.", False,
-        Option(Group.LIMITS, "--strict", const="true"), is_harmless=True)
+        Option(Heading.LIMITS, "--strict", const="true"), is_harmless=True)
     sweep: Mapping[str, tuple[str, ...]] = key(
         SWEEP,
         "One job for each combination of values, such as lr=0.1,0.01 or seed=1..3; {NAME} in "
         "arguments and in values of env, inputs and outputs is the job's value.", {},
-        Option(Group.SWEEPS, "--sweep", "NAME=VALUES"))
+        Option(Heading.SWEEPS, "--sweep", "NAME=VALUES"))
     max_parallel: int = key(
         Whole(0, grid.MAX_JOBS),
         "How many jobs of a sweep run at the same time; 0 is 1 on this machine (process, docker) "
-        "and all elsewhere.", 0, Option(Group.SWEEPS, "--max-parallel", "K"))
+        "and all elsewhere.", 0, Option(Heading.SWEEPS, "--max-parallel", "K"))
     max_jobs: int = key(
         Whole(1, grid.MAX_JOBS), "The most jobs that a sweep may have.", 100,
-        Option(Group.SWEEPS, "--max-jobs", "N"))
+        Option(Heading.SWEEPS, "--max-jobs", "N"))
     fail_fast: bool = key(
         FLAG, "true: cancel the other jobs of a sweep when one fails; false: the others continue.",
-        False, Option(Group.SWEEPS, "--fail-fast", const="true"))
+        False, Option(Heading.SWEEPS, "--fail-fast", const="true"))
     process: Process = section(Process)
     docker: Docker = section(Docker)
     modelarts: ModelArts = section(ModelArts)

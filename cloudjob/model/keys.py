@@ -25,7 +25,7 @@ else:
         return lambda model: model
 
 
-class Group(Enum):
+class Heading(Enum):
     """The groups of options on a help page, in their order, each with its title."""
 
     PLACE = "where it runs"
@@ -44,7 +44,7 @@ class Option(NamedTuple):
         const: The value that the option sets, if it takes no argument.
     """
 
-    group: Group
+    group: Heading
     flag: str
     metavar: str = ""
     short: str = ""

@@ -106,15 +106,19 @@ class Text(Kind):
 
     Args:
         check: Returns the text, or raises ``ValueError``.
+        quoted: How errors show the text, if not as it is.
         schema: What the JSON Schema has instead of or beside the types of a text.
     """
 
-    def __init__(self, check: Callable[[str], str] | None = None, **schema: Any) -> None:
+    def __init__(
+        self, check: Callable[[str], str] | None = None, *, quoted: str = "", **schema: Any
+    ) -> None:
         self._check = check
+        self._quoted = quoted
         self._schema = {**_TEXT, **schema}
 
     def read(self, value: Any) -> str:
-        text = check_text(as_text(value))
+        text = check_text(as_text(value), self._quoted)
         return self._check(text) if self._check else text
 
     def schema(self) -> dict[str, Any]:
@@ -199,7 +203,7 @@ class Whole(Number):
         return int(value)
 
 
-class Ranks(Whole):
+class RankCount(Whole):
     """A number of ranks, or ``auto``."""
 
     title = "whole number or `auto`"
@@ -214,7 +218,7 @@ class Ranks(Whole):
         return "auto" if value == AUTO_RANKS else value
 
 
-class Retries(Whole):
+class RetryCount(Whole):
     """A number of retries; in a file also a mapping, of which ``config`` makes two keys."""
 
     title = "whole number, or a mapping"
@@ -278,7 +282,7 @@ class Texts(Kind):
         return {"type": "array", "items": _TEXT}
 
 
-class Names(Kind):
+class NameMap(Kind):
     """A mapping of names to values.
 
     Args:
@@ -321,7 +325,7 @@ class Names(Kind):
         return {"type": "object", **self._schema}
 
 
-class Secrets(Names):
+class Secrets(NameMap):
     """The values of secrets by name; a job file has the names, or the files with the values."""
 
     title = "list of names, or names to `@FILE`"
@@ -339,44 +343,31 @@ class Secrets(Names):
         return {"anyOf": [{"type": "null"}, names, mapping]}
 
 
-class _Secret(Text):
-    def read(self, value: Any) -> str:
-        return check_text(as_text(value), MASK)
-
-
 class _SweepValues(Texts):
     def read(self, value: Any) -> tuple[str, ...]:
         return super().read(grid.split(value) if isinstance(value, str) else value)
 
 
-class Tree(Kind):
-    """A mapping in YAML for the platform."""
+class Yaml(Kind):
+    """A mapping or a list in YAML for the platform."""
 
     title = "YAML"
     is_tree = has_trees = True
 
-    def read(self, value: Any) -> Mapping[str, Any]:
-        if not isinstance(value, Mapping):
-            raise ValueError("must be a mapping, NAME: value")
-        return dict(value)
+    def __init__(self, *, is_list: bool = False) -> None:
+        self._is_list = is_list
+
+    def read(self, value: Any) -> Mapping[str, Any] | list[Any]:
+        if self._is_list and isinstance(value, (list, tuple)):
+            return list(value)
+        if not self._is_list and isinstance(value, Mapping):
+            return dict(value)
+        raise ValueError("must be a list" if self._is_list else "must be a mapping, NAME: value")
 
     def schema(self) -> dict[str, Any]:
+        if self._is_list:
+            return {"type": "array", "items": {}}
         return {"type": "object", "additionalProperties": True}
-
-
-class TreeList(Kind):
-    """A list in YAML for the platform."""
-
-    title = "YAML"
-    is_tree = has_trees = True
-
-    def read(self, value: Any) -> list[Any]:
-        if not isinstance(value, (list, tuple)):
-            raise ValueError("must be a list")
-        return list(value)
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": {}}
 
 
 def as_text(value: object) -> str:
@@ -401,12 +392,13 @@ def check_text(value: str, quoted: str = "") -> str:
     Raises:
         ValueError: Linux cannot pass it.
     """
-    quoted = quoted or given(value)
     if "\0" in value:
+        quoted = quoted or given(value)
         raise ValueError(f"contains a NUL character (given {quoted}; allowed any text without it)")
     try:
         size_bytes = len(value.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
+        quoted = quoted or given(value)
         raise ValueError(
             f"contains half a surrogate pair, which cannot be encoded (given {quoted})"
         ) from None
@@ -502,21 +494,21 @@ TEXT = Text()
 TEXTS = Texts()
 EVENTS = Texts(partial(_check_words, EVENT_WORDS, "an event"))
 RETRY_KINDS = Texts(partial(_check_words, retry_kinds.WORDS, "a kind of failure"))
-RETRIES = Retries(0, 10)
+RETRIES = RetryCount(0, 10)
 WEBHOOK = Text(_check_webhook, type="string", pattern=f"^(@.*|{VARIABLE_RULE})?$")
 FLAG = Flag()
-TREE = Tree()
-TREE_LIST = TreeList()
+TREE = Yaml()
+TREE_LIST = Yaml(is_list=True)
 # A mapping of any names to texts.
-LABELS = Names()
-VARIABLES = Names(TEXT, check_variable, _VARIABLES)
-INPUTS = Names(Text(_check_input), check_variable, _VARIABLES)
-OUTPUTS = Names(Text(_check_output), check_variable, _VARIABLES)
-SECRETS = Secrets(_Secret(), check_variable)
+LABELS = NameMap()
+VARIABLES = NameMap(TEXT, check_variable, _VARIABLES)
+INPUTS = NameMap(Text(_check_input), check_variable, _VARIABLES)
+OUTPUTS = NameMap(Text(_check_output), check_variable, _VARIABLES)
+SECRETS = Secrets(Text(quoted=MASK), check_variable)
 # A mapping of metric names to regular expressions with a group.
-PATTERNS = Names(Text(check_pattern), schema={"additionalProperties": _TEXT})
+PATTERNS = NameMap(Text(check_pattern), schema={"additionalProperties": _TEXT})
 # A mapping of names to their values in a sweep.
-SWEEP = Names(
+SWEEP = NameMap(
     _SweepValues(grid.check_values),
     grid.check_name,
     {

@@ -36,6 +36,8 @@ def validate(
 def valid_part(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     """Return the values that are valid by themselves, and the faults of the others."""
     faults = JobSpec.read_given(values)[1]
+    if not faults:
+        return dict(values), []
     return _without(values, [location for location, _ in faults]), faults
 
 

@@ -8,8 +8,17 @@ Start with ``pack.py``. ``scan`` decides which files to pack from names, ``stat`
 from __future__ import annotations
 
 from cloudjob.package.cache import SourceCache
-from cloudjob.package.pack import CodePackage, Options, pack
+from cloudjob.package.pack import CodePackage, PackOptions, pack
 from cloudjob.package.scan import explain, scan
 from cloudjob.package.tree import LeftOut, Tree
 
-__all__ = ["CodePackage", "LeftOut", "Options", "SourceCache", "Tree", "explain", "pack", "scan"]
+__all__ = [
+    "CodePackage",
+    "LeftOut",
+    "PackOptions",
+    "SourceCache",
+    "Tree",
+    "explain",
+    "pack",
+    "scan",
+]

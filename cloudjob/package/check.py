@@ -42,8 +42,10 @@ def script(tree: Tree, path: str) -> None:
             raise PackageError(f"{doing}: no such file", hint=_nearest(tree, name))
         full.open("rb").close()
     names = {entry.name for entry in tree.entries}
+    if name in names:
+        return
     same = sorted(other for other in names if _folded(other) == _folded(name))
-    if same and name not in names:
+    if same:
         hint = "file names on nodes are case-sensitive, unlike on this machine"
         raise PackageError(f"{doing}: the file's name is {shown(same[0])}", hint=hint)
 

@@ -4,14 +4,14 @@ A submit finds most of the layers that it needs in the store. So one cloudjob pr
 delete a layer that another one is about to use, and processes coordinate only through notes in the
 store. Each process writes its own note before it reads the notes of others:
 
-- A submit puts a *claim* that names its layers, then looks for *sweeps*, then for the layers.
-- ``collection.collect`` puts a sweep that names the layers it is about to delete, then looks for
+- A submit puts a *claim* that names its layers, then looks for *deletions*, then for the layers.
+- ``collection.collect`` puts a deletion that names the layers it is about to delete, then looks for
   claims, then for jobs, and spares the layers that one of them needs.
 
 The process that writes second sees the note of the first, so no layer is both used and deleted. A
-submit that finds a layer it needs in a sweep puts it under another key instead of waiting. The note
-of a killed process is ignored when it is a day old; a submit or a collection that takes nearly as
-long gives up.
+submit that finds a layer it needs in a deletion puts it under another key instead of waiting. The
+note of a killed process is ignored when it is a day old; a submit or a collection that takes nearly
+as long gives up.
 
 Before a submit reuses a layer, it checks the layer's size and manifest. A node verifies the
 contents too, and marks a damaged layer; the next submit that needs the layer sends it again.
@@ -44,7 +44,7 @@ from jobentry.contract.packages import (
 from jobentry.contract.zip_layer import has_manifest
 
 CLAIMS = "claims/"
-SWEEPS = "sweeps/"
+DELETIONS = "sweeps/"
 # Other processes ignore a note that is older; ours gives up well before.
 NOTE_LIFETIME_S = 24 * 3600.0
 WORK_LIMIT_S = 20 * 3600.0
@@ -60,7 +60,7 @@ class LayerMissing(CloudJobError):
 
 
 class _BadNote(StoreError):
-    """A claim or a sweep is not what cloudjob writes."""
+    """A claim or a deletion is not what cloudjob writes."""
 
 
 class StoredLayers(NamedTuple):
@@ -115,7 +115,7 @@ class Claim:
         self._write(package.layers)
         # What others wrote there must not stop every submit; the nodes report a layer that goes
         # missing after all.
-        marked_keys = noted_keys(self._store, SWEEPS, is_tolerant=True)
+        marked_keys = noted_keys(self._store, DELETIONS, is_tolerant=True)
         damaged = set(damaged_layers(self._store))
         old = package.layers if package.new is None else package.layers[:-1]
         for layer in old:
@@ -194,12 +194,12 @@ def _is_stored(store: ObjectStore, layer: Layer) -> bool:
 
 
 def note(keys: Iterable[str]) -> bytes:
-    """Return the contents of a claim or a sweep."""
+    """Return the contents of a claim or a deletion."""
     return json.dumps({"written_s": time.time(), "layers": sorted(keys)}).encode("ascii")
 
 
 class _Note(NamedTuple):
-    """A claim or a sweep.
+    """A claim or a deletion.
 
     Args:
         is_stale: Whether it is so old that the process that wrote it must have been killed.
@@ -211,7 +211,7 @@ class _Note(NamedTuple):
 
 
 def noted_keys(store: ObjectStore, prefix: str, *, is_tolerant: bool = False) -> set[str]:
-    """Return the layers in all claims or all sweeps that are not too old.
+    """Return the layers in all claims or all deletions that are not too old.
 
     Args:
         is_tolerant: Whether to go on, with a warning, without those that cloudjob has not written.
@@ -225,7 +225,7 @@ def noted_keys(store: ObjectStore, prefix: str, *, is_tolerant: bool = False) ->
 
 def stale_notes(store: ObjectStore) -> list[str]:
     """Return the keys of the notes that killed processes left behind."""
-    notes = [*_notes(store, CLAIMS), *_notes(store, SWEEPS)]
+    notes = [*_notes(store, CLAIMS), *_notes(store, DELETIONS)]
     return [each.key for each in notes if each.is_stale]
 
 

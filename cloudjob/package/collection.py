@@ -63,9 +63,9 @@ def collect(
         return Collected((*sorted(unneeded), *notes), len(layers) - len(unneeded))
     deleted: list[str] = []
     if unneeded:
-        sweep = f"{claims.SWEEPS}{os.urandom(8).hex()}.json"
+        deletion = f"{claims.DELETIONS}{os.urandom(8).hex()}.json"
         try:
-            store.put_bytes(claims.note(unneeded), sweep)
+            store.put_bytes(claims.note(unneeded), deletion)
             # Claims first: a submit deletes its claim only once its job is in the store.
             unneeded -= claims.noted_keys(store, claims.CLAIMS)
             unneeded -= _needed(store, keep_s, ended_at)
@@ -76,7 +76,7 @@ def collect(
                 deleted.append(key)
         finally:
             with suppress(StoreError):
-                store.delete(sweep)
+                store.delete(deletion)
     damaged = list(claims.damaged_layers(store))
     present = set(store.list(LAYERS)) if damaged else set()
     for key in (*notes, *(damage_key(key) for key in damaged if key not in present)):

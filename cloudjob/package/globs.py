@@ -25,7 +25,7 @@ _SLASH = ord("/")
 _SPECIAL = re.compile(rb"[*?\[\\]")
 
 
-class Pattern(NamedTuple):
+class GlobPattern(NamedTuple):
     """One pattern, without the ``!`` of a line and without the ``/`` at its end.
 
     Args:
@@ -43,7 +43,7 @@ class Globs:
         folds_case: Whether ``A`` matches ``a``, as with git's ``core.ignoreCase``.
     """
 
-    def __init__(self, patterns: Sequence[Pattern], *, folds_case: bool = False) -> None:
+    def __init__(self, patterns: Sequence[GlobPattern], *, folds_case: bool = False) -> None:
         self._folds_case = folds_case
         self._names: _Table = defaultdict(_none)
         self._paths: _Table = defaultdict(_none)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import PackageError
 from cloudjob.model.text import size_text
-from cloudjob.package.globs import Globs, Pattern
+from cloudjob.package.globs import GlobPattern, Globs
 from cloudjob.package.messages import shown
 
 GITIGNORE = ".gitignore"
@@ -24,7 +24,7 @@ GITIGNORE = ".gitignore"
 _LIMIT_BYTES = 32 * 1024 * 1024
 
 
-class Decision(NamedTuple):
+class IgnoreDecision(NamedTuple):
     """The effect of one line of an ignore file on a path.
 
     Args:
@@ -53,10 +53,10 @@ class _Line(NamedTuple):
     number: int
     text: str
     ignores: bool
-    pattern: Pattern
+    pattern: GlobPattern
 
 
-class Rules:
+class IgnoreRules:
     """The lines of one ignore file.
 
     Args:
@@ -90,7 +90,7 @@ class Rules:
         patterns = [line.pattern for line in self._lines]
         self._globs = Globs(patterns, folds_case=folds_case)
 
-    def decide(self, name: str, is_folder: bool) -> Decision | None:
+    def decide(self, name: str, is_folder: bool) -> IgnoreDecision | None:
         """Return the decision of the last line that matches ``name``.
 
         Args:
@@ -98,7 +98,7 @@ class Rules:
         """
         return self.decide_relative(self._above + name[self._skip :], is_folder)
 
-    def decide_relative(self, relative: str, is_folder: bool) -> Decision | None:
+    def decide_relative(self, relative: str, is_folder: bool) -> IgnoreDecision | None:
         """Return the decision of the last line that matches a path in the file's folder."""
         index = self._globs.last_match(os.fsencode(relative), is_folder)
         if index < 0:
@@ -106,10 +106,12 @@ class Rules:
         line = self._lines[index]
         text = line.text[1:].strip().strip("/")
         is_named = not line.ignores and text in (relative, relative.rpartition("/")[2])
-        return Decision(line.ignores, f"{shown(self._name)}:{line.number}: {line.text}", is_named)
+        return IgnoreDecision(
+            line.ignores, f"{shown(self._name)}:{line.number}: {line.text}", is_named
+        )
 
 
-def read_rules(folder: str, prefix: str, name: str, *, folds_case: bool = False) -> Rules:
+def read_rules(folder: str, prefix: str, name: str, *, folds_case: bool = False) -> IgnoreRules:
     """Read an ignore file in a folder of the source.
 
     Raises:
@@ -117,10 +119,10 @@ def read_rules(folder: str, prefix: str, name: str, *, folds_case: bool = False)
         PackageError: It is too large.
     """
     text = Path(folder, name).read_bytes()
-    return Rules(prefix + name, text, prefix=prefix, folds_case=folds_case)
+    return IgnoreRules(prefix + name, text, prefix=prefix, folds_case=folds_case)
 
 
-def outer_rules(source: str, settings: GitSettings) -> tuple[Rules, ...]:
+def outer_rules(source: str, settings: GitSettings) -> tuple[IgnoreRules, ...]:
     """Return the rules of git from outside the source, lowest precedence first.
 
     They are the user's own (``core.excludesFile``), ``.git/info/exclude``, and the ``.gitignore``
@@ -135,7 +137,7 @@ def outer_rules(source: str, settings: GitSettings) -> tuple[Rules, ...]:
     top = _repository_root(source)
     if top is None:
         text = _read(excludes)
-        return (Rules(excludes, text, folds_case=folds_case),) if text else ()
+        return (IgnoreRules(excludes, text, folds_case=folds_case),) if text else ()
     relative = os.path.relpath(source, top)
     segments = () if relative == "." else tuple(relative.split("/"))
     # Each with the depth, from the top, of the folder that its lines are relative to.
@@ -147,17 +149,17 @@ def outer_rules(source: str, settings: GitSettings) -> tuple[Rules, ...]:
     for path, steps in files:
         if text := _read(path):
             above = "".join(f"{segment}/" for segment in segments[steps:])
-            levels.append((Rules(path, text, above=above, folds_case=folds_case), steps))
+            levels.append((IgnoreRules(path, text, above=above, folds_case=folds_case), steps))
     return () if _is_left_out(levels, segments) else tuple(rules for rules, _ in levels)
 
 
-def repository_rules(folder: str, prefix: str, *, folds_case: bool = False) -> Rules:
+def repository_rules(folder: str, prefix: str, *, folds_case: bool = False) -> IgnoreRules:
     """Return the rules in ``info/exclude`` of a repository whose top is a folder of the source."""
     path = _info_exclude(folder)
-    return Rules(path, _read(path), prefix=prefix, folds_case=folds_case)
+    return IgnoreRules(path, _read(path), prefix=prefix, folds_case=folds_case)
 
 
-def _is_left_out(levels: list[tuple[Rules, int]], segments: tuple[str, ...]) -> bool:
+def _is_left_out(levels: list[tuple[IgnoreRules, int]], segments: tuple[str, ...]) -> bool:
     """Whether the rules above leave out the source, or a folder on the way down to it."""
     for depth in range(1, len(segments) + 1):
         for rules, steps in reversed(levels):
@@ -263,7 +265,7 @@ def _lines(data: bytes) -> Iterator[_Line]:
                 number,
                 os.fsdecode(text),
                 not text.startswith(b"!"),
-                Pattern(pattern.removesuffix(b"/"), pattern.endswith(b"/")),
+                GlobPattern(pattern.removesuffix(b"/"), pattern.endswith(b"/")),
             )
 
 

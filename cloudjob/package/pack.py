@@ -46,7 +46,7 @@ class CodePackage(NamedTuple):
     is_cached: bool = False
 
 
-class Options(NamedTuple):
+class PackOptions(NamedTuple):
     """How a source is packed.
 
     Args:
@@ -66,7 +66,7 @@ def pack(
     *,
     script: str | None,
     limit_bytes: int,
-    options: Options = Options(),  # noqa: B008 (a value)
+    options: PackOptions = PackOptions(),  # noqa: B008 (a value)
     source_cache: SourceCache = SourceCache(),  # noqa: B008 (a value)
 ) -> CodePackage:
     """Write what has changed in ``source`` since the last pack as one layer to ``destination``.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cloudjob.errors import PackageError
 from cloudjob.model.rules import name_on_nodes
 from cloudjob.package import ignore, secrets
-from cloudjob.package.ignore import GITIGNORE, Decision, GitSettings, Rules
+from cloudjob.package.ignore import GITIGNORE, GitSettings, IgnoreDecision, IgnoreRules
 from cloudjob.package.messages import CLOUDJOBIGNORE, reading, reason_of, shown, source_error
 from cloudjob.package.tree import (
     FILE,
@@ -196,8 +196,8 @@ def _place(folder: Path | None) -> _Place | None:
 class _ActiveRules(NamedTuple):
     """The ignore files that apply in one folder, deepest first."""
 
-    own: tuple[Rules, ...]
-    git: tuple[Rules, ...]
+    own: tuple[IgnoreRules, ...]
+    git: tuple[IgnoreRules, ...]
 
 
 class _Folder(NamedTuple):
@@ -334,7 +334,7 @@ class _Walker:
             kind = _SPECIAL.get(stat.S_IFMT(status.st_mode), "is not a file")
             self.found.refused.append(RefusedPath(name, kind))
             return
-        if secrets.may_be_key(name) and not verdict.is_named:
+        if name.endswith(secrets.KEY_SUFFIXES) and not verdict.is_named:
             reason = secrets.key_reason(path, status.st_size)
             if reason:
                 self.found.left_out.append(LeftOut(name, reason, Rule.SECRET))
@@ -427,7 +427,9 @@ class _Walker:
 _PACKED = _Verdict()
 
 
-def _last_decision(rules: tuple[Rules, ...], name: str, is_folder: bool) -> Decision | None:
+def _last_decision(
+    rules: tuple[IgnoreRules, ...], name: str, is_folder: bool
+) -> IgnoreDecision | None:
     """Return the decision of the deepest ignore file that has a line for ``name``."""
     for each in rules:
         decision = each.decide(name, is_folder)

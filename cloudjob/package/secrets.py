@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 Allows = Callable[[Finding], bool]
 
 
-class Rule(NamedTuple):
+class SecretRule(NamedTuple):
     """One kind of secret.
 
     Args:
@@ -99,14 +99,14 @@ _LIBRARY_RULES = {
 }
 
 
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[SecretRule, ...]:
     """Return every rule; this imports the library."""
     import importlib
 
     from detect_secrets.plugins.base import RegexBasedDetector
 
     rules_read = [
-        Rule(name, re.compile(text, re.MULTILINE)) for name, text in _OWN_PATTERNS.items()
+        SecretRule(name, re.compile(text, re.MULTILINE)) for name, text in _OWN_PATTERNS.items()
     ]
     for module, name in _LIBRARY_RULES.items():
         plugins = importlib.import_module(f"detect_secrets.plugins.{module}")
@@ -115,7 +115,7 @@ def rules() -> tuple[Rule, ...]:
             if is_plugin and kind.__module__ == plugins.__name__:
                 detector = kind()
                 rules_read += [
-                    Rule(name, _as_bytes(pattern), detector) for pattern in detector.denylist
+                    SecretRule(name, _as_bytes(pattern), detector) for pattern in detector.denylist
                 ]
     return tuple(rules_read)
 
@@ -155,7 +155,7 @@ class Searcher:
         self._folder = folder
         self._version = version()
         self._engine: Any = None
-        self._rules: tuple[Rule, ...] | None = None
+        self._rules: tuple[SecretRule, ...] | None = None
 
     def tag(self, entry: SourceEntry) -> str:
         """Return the version of the rules if they search this file; else empty."""
@@ -262,14 +262,14 @@ def allowed(text: bytes) -> Allows:
 
     A line is a pattern of paths as in ``.gitignore``; after ``[rule]`` it allows that rule only.
     """
-    from cloudjob.package.ignore import Rules
+    from cloudjob.package.ignore import IgnoreRules
 
     by_rule: dict[str, list[bytes]] = {}
     for line in text.splitlines():
         match = re.fullmatch(rb"\[([a-z0-9-]+)\]\s+(.+)", line)
         rule, pattern = (match[1].decode(), match[2]) if match else ("", line)
         by_rule.setdefault(rule, []).append(pattern)
-    lists = {rule: Rules("", b"\n".join(lines)) for rule, lines in by_rule.items()}
+    lists = {rule: IgnoreRules("", b"\n".join(lines)) for rule, lines in by_rule.items()}
 
     def allows(finding: Finding) -> bool:
         segments = finding.path.split("/")
@@ -295,7 +295,8 @@ _FILES = re.compile(
 )
 # Only names with these beginnings, and *.kubeconfig, can match the above; this check is faster.
 _NAME_PREFIXES = (".env", "id_", ".netrc", "_netrc", ".pypirc", ".git-", ".obs", "cred", "kubec")
-_KEY_SUFFIXES = (".pem", ".key")
+# Names that are typical of keys; certificates and other files share them.
+KEY_SUFFIXES = (".pem", ".key")
 _KEY_LIMIT_BYTES = 1024 * 1024
 _KEY_HEADER = rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
 
@@ -307,11 +308,6 @@ def name_reason(name: str, is_folder: bool) -> str:
     if name.startswith(_NAME_PREFIXES) or name.endswith(".kubeconfig"):
         return "may hold secrets: its name" if _FILES.fullmatch(name) else ""
     return ""
-
-
-def may_be_key(name: str) -> bool:
-    """Whether a file's name is typical of keys; certificates and other files share it."""
-    return name.endswith(_KEY_SUFFIXES)
 
 
 def key_reason(path: str, size_bytes: int) -> str:

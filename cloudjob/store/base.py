@@ -97,7 +97,7 @@ class ObjectStore(Protocol):
     def abort(self) -> None:
         """Abort the requests of all threads; each raises a ``StoreError``."""
 
-    def sweep(self, older_than_s: float) -> int:
+    def remove_unfinished(self, older_than_s: float) -> int:
         """Remove unfinished writes older than ``older_than_s`` and return how many were removed."""
 
     @property

@@ -182,7 +182,7 @@ class DirectoryStore:
     def abort(self) -> None:
         """Do nothing: calls to a file system cannot be aborted."""
 
-    def sweep(self, older_than_s: float) -> int:
+    def remove_unfinished(self, older_than_s: float) -> int:
         """Remove unfinished writes older than ``older_than_s`` and return how many were removed."""
         before_s = time.time() - older_than_s
         count = 0

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from cloudjob.errors import SpecError
 from cloudjob.model.text import given, one_line
 from cloudjob.submission import started_commands
-from cloudjob.submission.scripts import Files
+from cloudjob.submission.scripts import ScriptFiles
 from cloudjob.submission.started_commands import Command
 from jobentry.contract.launchers import DEFAULT, LAUNCHERS
 
@@ -116,7 +116,7 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose(spec: JobSpec, files: Files, nested: Nested | None) -> Choice:
+def choose(spec: JobSpec, files: ScriptFiles, nested: Nested | None) -> Choice:
     """Return the launcher for a job that names none.
 
     Args:
@@ -153,7 +153,7 @@ def _in_image(spec: JobSpec) -> Choice | None:
     return None
 
 
-def _in_imports(files: Files, source: Path, script: str) -> Choice | None:
+def _in_imports(files: ScriptFiles, source: Path, script: str) -> Choice | None:
     """Return the launcher that matches the imports of the script or of the modules beside it."""
     if not script.endswith(".py"):
         return None
@@ -225,7 +225,7 @@ def ignored_exit_code(spec: JobSpec, nested: Nested | None) -> str:
     )
 
 
-def find_nested(files: Files, source: Path, script: str) -> Nested | None:
+def find_nested(files: ScriptFiles, source: Path, script: str) -> Nested | None:
     """Return the first launcher started by a script or by the shell scripts it runs."""
     names = [script]
     for name in names:

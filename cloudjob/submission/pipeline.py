@@ -25,7 +25,7 @@ from cloudjob.package.revision import of_source
 from cloudjob.store.base import Expiring, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.submission import checks, preparation, script_check
-from cloudjob.submission.preparation import Decision, Member, Prepared, Target
+from cloudjob.submission.preparation import Decision, Prepared, SweepMember, Target
 from cloudjob.submission.script_check import Script
 from cloudjob.tracking import Job, descriptions, leftovers
 
@@ -58,7 +58,7 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
 
 
 def submit_member(
-    job: str, decision: Decision, member: Member, home: Path, on_progress: OnProgress
+    job: str, decision: Decision, member: SweepMember, home: Path, on_progress: OnProgress
 ) -> Job:
     """Send a job of a sweep to its backend; otherwise as ``submit``."""
     # The store is opened for each job, because keys may have changed since the previous one.

@@ -16,7 +16,7 @@ from cloudjob.model import sizes, validation
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
 from cloudjob.model.submission import Code, Submission, submission_of
-from cloudjob.package import CodePackage, Options, SourceCache, cache, pack
+from cloudjob.package import CodePackage, PackOptions, SourceCache, cache, pack
 from cloudjob.package.messages import shown
 from cloudjob.package.tree import LINK, Rule
 from cloudjob.store import certificates, environment, job_store, open_store
@@ -70,7 +70,7 @@ class Decision(NamedTuple):
     ranks: str
 
 
-class Member(NamedTuple):
+class SweepMember(NamedTuple):
     """The place of a job in its sweep.
 
     Args:
@@ -99,7 +99,7 @@ class Prepared(NamedTuple):
     scratch: Path
     submission: Submission
     request: Any
-    member: Member | None = None
+    member: SweepMember | None = None
 
     @property
     def spec(self) -> JobSpec:
@@ -114,7 +114,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    job: str, decision: Decision, target: Target, scratch: Path, member: Member | None = None
+    job: str, decision: Decision, target: Target, scratch: Path, member: SweepMember | None = None
 ) -> Prepared:
     """Return a job with its submission and its request.
 
@@ -167,7 +167,7 @@ def pack_source(
         scratch / "layer",
         script=None if spec.takes_command else spec.script,
         limit_bytes=int(spec.source_limit_mb * _MB),
-        options=Options(
+        options=PackOptions(
             # Copying to a folder is faster than compressing; sending over a network is slower.
             is_compressed=not target.uri.startswith("file:"),
             follow_links=spec.links == "follow",
@@ -226,9 +226,8 @@ def _submission(
     # Inputs may come from a server of a private authority, too, whatever the store is.
     uris = (submission.code.uri, *spec.inputs.values(), *spec.outputs.values())
     is_local = all(uri.startswith("file:") for uri in uris if uri)
-    bundle = None if is_local else certificates.bundle(os.environ)
-    access = {**certificates.access(bundle), **_access(spec, paths, store, layers)}
-    return submission._replace(access=access)
+    trusted = {} if is_local else certificates.access(certificates.bundle(os.environ))
+    return submission._replace(access={**trusted, **_access(spec, paths, store, layers)})
 
 
 def _access(

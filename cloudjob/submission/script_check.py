@@ -30,7 +30,7 @@ from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import one_line
 from cloudjob.submission import launcher_choice
 from cloudjob.submission.launcher_choice import Nested
-from cloudjob.submission.scripts import CERTAIN, File, Files
+from cloudjob.submission.scripts import CERTAIN, ScriptFile, ScriptFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Script(NamedTuple):
         nested: The launcher that it starts itself, if any.
     """
 
-    files: Files
+    files: ScriptFiles
     problem: Problem | None = None
     nested: Nested | None = None
 
@@ -99,7 +99,7 @@ def check(spec: JobSpec) -> Script:
 
 def read(spec: JobSpec) -> Script:
     """Read a script, and what it imports and starts as far as its source shows that."""
-    files = Files()
+    files = ScriptFiles()
     if spec.takes_command:
         return Script(files)
     source = Path(spec.source)
@@ -107,7 +107,7 @@ def read(spec: JobSpec) -> Script:
     return Script(files, _problem(spec, files[source / spec.script]), nested)
 
 
-def _problem(spec: JobSpec, file: File) -> Problem | None:
+def _problem(spec: JobSpec, file: ScriptFile) -> Problem | None:
     if not file.data:
         # Path.exists raises for a name that is too long, which is reported when it is packed.
         return None if os.path.exists(file.path) else _program(spec)  # noqa: PTH110
@@ -136,7 +136,7 @@ def _program(spec: JobSpec) -> Problem | None:
     return Problem(f"{one_line(spec.script)} is a program, not a file of the source", hint)
 
 
-def _python(spec: JobSpec, name: str, file: File) -> Problem | None:
+def _python(spec: JobSpec, name: str, file: ScriptFile) -> Problem | None:
     try:
         with warnings.catch_warnings():
             # Warnings about the user's code belong in the log of the job.
@@ -171,7 +171,7 @@ def _syntax_error(spec: JobSpec, name: str, data: bytes, error: SyntaxError) -> 
     return Problem(what, hint, is_certain)
 
 
-def _shell(file: File, shell: str) -> Problem | None:
+def _shell(file: ScriptFile, shell: str) -> Problem | None:
     path = file.path
     message = _first_error(path, shell)
     if not message:
@@ -232,27 +232,24 @@ def is_mentioned(spec: JobSpec, option: str) -> bool:
     # A single letter occurs as a word in many texts, so a short option is searched with its dash.
     dash = "" if option.startswith("--") else "-"
     pattern = re.compile(rf"(?<!\w){dash}{name}(?!\w)".encode())
-    files = Files()
+    files = ScriptFiles()
     paths = chain.from_iterable(files.levels(Path(spec.source), spec.script))
     return any(pattern.search(files[path].data) for path in paths) or not any(
         file.data for file in files.values()
     )
 
 
-def preset_hint(spec: JobSpec, files: Files) -> str:
+def preset_hint(spec: JobSpec, files: ScriptFiles) -> str:
     """Return how to pass the rank and the number of ranks; empty if the script gets or has them.
 
     Without them such a script waits for as many ranks as its default says, often eight.
     """
     if spec.takes_command or spec.launcher == _PRESET_LAUNCHER or not spec.script.endswith(".py"):
         return ""
-    passed = {word.partition("=")[0] for word in spec.args}
     file = files[Path(spec.source, spec.script)]
-    if (
-        passed.issuperset(_PRESET_OPTIONS)
-        or _SIZE_VARIABLE in file.data
-        or b"--rank" not in file.data
-    ):
+    if _SIZE_VARIABLE in file.data or b"--rank" not in file.data:
+        return ""
+    if {word.partition("=")[0] for word in spec.args}.issuperset(_PRESET_OPTIONS):
         return ""
     options, takes_any = _options(file)
     if not options.issuperset(_PRESET_OPTIONS):
@@ -263,7 +260,7 @@ def preset_hint(spec: JobSpec, files: Files) -> str:
     return "pass them after the script"
 
 
-def _options(file: File) -> tuple[set[str], bool]:
+def _options(file: ScriptFile) -> tuple[set[str], bool]:
     """Return the options that a script declares, and whether it accepts others."""
     names: set[str] = set()
     takes_any = False
@@ -289,7 +286,7 @@ def _accepts(spec: JobSpec, source: bytes) -> bool:
     return python != sys.executable and _answer(python, _PARSE, source=source) is not None
 
 
-def python_checks(spec: JobSpec, files: Files) -> Iterator[Check]:
+def python_checks(spec: JobSpec, files: ScriptFiles) -> Iterator[Check]:
     """Yield a check that fails if another interpreter has modules that the script's lacks."""
     if not BACKENDS[spec.backend].shares_files:
         return
@@ -315,7 +312,7 @@ def python_checks(spec: JobSpec, files: Files) -> Iterator[Check]:
         )
 
 
-def python_described(spec: JobSpec, files: Files) -> tuple[str, ...]:
+def python_described(spec: JobSpec, files: ScriptFiles) -> tuple[str, ...]:
     """Return the interpreter of the script, then what is wrong with it, for people."""
     if not BACKENDS[spec.backend].shares_files:
         return ()
@@ -345,7 +342,7 @@ def _on_path() -> str:
     return str(Path(program).absolute()) if program else ""
 
 
-def _imports(spec: JobSpec, files: Files) -> list[str]:
+def _imports(spec: JobSpec, files: ScriptFiles) -> list[str]:
     """Return the modules that the script always imports and that neither Python nor it brings."""
     script = Path(spec.source, spec.script)
     if spec.takes_command or script.suffix != ".py":

@@ -54,7 +54,7 @@ def parse(source: bytes) -> ast.Module:
         return ast.Module([], [])
 
 
-class File:
+class ScriptFile:
     """A file of a source; it is read and parsed when that is first needed, and only once."""
 
     def __init__(self, path: Path) -> None:
@@ -116,12 +116,12 @@ class Imports(NamedTuple):
     others: Mapping[str, int]
 
 
-class Files(dict[Path, File]):
+class ScriptFiles(dict[Path, ScriptFile]):
     """The files of a source, by path."""
 
-    def __missing__(self, path: Path) -> File:
+    def __missing__(self, path: Path) -> ScriptFile:
         """Return a file that was not asked for before."""
-        self[path] = File(path)
+        self[path] = ScriptFile(path)
         return self[path]
 
     def imports(self, path: Path, folder: Path) -> Imports:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from cloudjob.submission.scripts import File
+from cloudjob.submission.scripts import ScriptFile
 
 SHELLS = frozenset(("bash", "sh", "dash", "source", "."))
 _SHEBANG = rb"#!.*\b(ba|da|z)?sh\b"
@@ -60,7 +60,7 @@ class Command(NamedTuple):
     is_failure_ignored: bool = False
 
 
-def read(file: File) -> list[Command]:
+def read(file: ScriptFile) -> list[Command]:
     """Return the commands of a script; none if it is neither for Python nor for a shell."""
     if file.path.suffix == ".py":
         return list(_of_python(file))
@@ -153,7 +153,7 @@ def _without_documents(text: str) -> str:
 # -- Python ---------------------------------------------------------------------------------------
 
 
-def _of_python(file: File) -> Iterator[Command]:
+def _of_python(file: ScriptFile) -> Iterator[Command]:
     """Yield the commands and the imported functions that a Python script calls."""
     nodes = [node for node, _ in file.nodes]
     is_rank = any(mark in file.data for mark in _RANKS)

@@ -23,7 +23,7 @@ from cloudjob.model.times import rfc3339
 from cloudjob.model.validation import valid_part
 from cloudjob.notify.start import start_of_sweep
 from cloudjob.submission import pipeline, preparation, script_check
-from cloudjob.submission.preparation import Member
+from cloudjob.submission.preparation import SweepMember
 from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile
 
 # Keys that change how a sweep runs, but not its jobs.
@@ -112,7 +112,7 @@ def submit(
                 job = pipeline.submit_member(
                     grid.job_id(sweep.id, number),
                     decision._replace(spec=one.with_values(**chosen)),
-                    Member(sweep.id, values),
+                    SweepMember(sweep.id, values),
                     home,
                     on_progress,
                 )

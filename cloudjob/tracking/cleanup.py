@@ -28,7 +28,7 @@ def collect(home: Path, store: str, *, keep_days: float, dry_run: bool) -> Colle
     """
     opened = open_store(store)
     if not dry_run:
-        opened.sweep(_DAY_S)
+        opened.remove_unfinished(_DAY_S)
     return collection.collect(
         opened,
         keep_s=keep_days * _DAY_S,
@@ -59,7 +59,7 @@ def remove_orphans(home: Path) -> list[str]:
     recorded = {record.job for record in records if _was_sent(record, home)}
     # Without the SDK, no submit of this installation can have started containers.
     has_docker = find_spec("docker") is not None
-    removed = DockerBackend(home, {}).sweep(recorded) if has_docker else []
+    removed = DockerBackend(home, {}).remove_orphans(recorded) if has_docker else []
     return removed + _remove_from_clusters(home, records)
 
 
@@ -74,7 +74,7 @@ def _remove_from_clusters(home: Path, records: list[JobRecord]) -> list[str]:
         return []
     from cloudjob.backends.kubernetes.backend import KubernetesBackend
 
-    return KubernetesBackend(home, {}).sweep(handles)
+    return KubernetesBackend(home, {}).remove_orphans(handles)
 
 
 def _was_sent(record: JobRecord, home: Path) -> bool:

@@ -19,7 +19,7 @@ from cloudjob.home.records import JobRecord
 from cloudjob.model import times
 from cloudjob.model.rules import BACKENDS, NAME_RULE, VARIABLE_RULE
 from cloudjob.model.text import one_line
-from cloudjob.package.claims import CLAIMS, SWEEPS
+from cloudjob.package.claims import CLAIMS, DELETIONS
 from cloudjob.store.base import SMALL_LIMIT_BYTES, ObjectStore
 from cloudjob.store.files import is_temporary
 from cloudjob.store.parallel import call_each_in_time, call_with_timeout, in_parallel
@@ -33,7 +33,7 @@ FOLDER = "jobs/"
 _VERSION = 1
 # Someone else may have written the description, and its id becomes part of paths and keys. It is
 # not that of a folder that all jobs of a store share.
-_SHARED = "|".join(name.rstrip("/") for name in (FOLDER, LAYERS, DAMAGED, CLAIMS, SWEEPS))
+_SHARED = "|".join(name.rstrip("/") for name in (FOLDER, LAYERS, DAMAGED, CLAIMS, DELETIONS))
 _ID = rf"(?!({_SHARED})\Z)[a-z0-9]([a-z0-9-]{{0,61}}[a-z0-9])?"
 # The largest number that the records can store.
 _LARGEST = 2**63 - 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Event, Metric
+from cloudjob.backends.base import Backend
 from cloudjob.errors import JobNotFound, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
@@ -28,7 +28,7 @@ from jobentry.contract.paths import JobPaths
 
 # What only some commands use is imported where it is used: every submit imports this module.
 if TYPE_CHECKING:
-    from cloudjob.backends.native import NativeStatus
+    from cloudjob.backends.native import Event, Metric, NativeStatus
     from cloudjob.model import attached
     from cloudjob.model.status import JobStatus, Phase
     from cloudjob.tracking.forwarding import Forwarding
@@ -512,6 +512,7 @@ class Job:
 
     def resources(self) -> list[Metric]:
         """Return the resources that each node has used, by its platform or else by the node."""
+        from cloudjob.backends.native import Metric
         from cloudjob.tracking import journals
 
         try:

@@ -10,5 +10,5 @@ from cloudjob.home import scratch_folders, submits_folder
 
 def remove(home: Path) -> None:
     """Remove leftovers below ``home``; this is fast, so every command on jobs calls it first."""
-    scratch_folders.sweep(submits_folder(home))
-    running.sweep(home)
+    scratch_folders.remove_unused(submits_folder(home))
+    running.remove_leftovers(home)

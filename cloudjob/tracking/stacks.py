@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudjob.errors import BackendError
-from jobentry.contract.rank_lists import ranges
+from jobentry.contract.lists import ranges
 from jobentry.contract.stacks import (
     Frame,
     NativeCall,

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, 
 from jobentry.contract import env, exits, messages, names, paths, preflight_levels, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Outcome
+from jobentry.contract.lists import some
 from jobentry.contract.paths import NodePaths
-from jobentry.contract.rank_lists import some
 from jobentry.errors import EntryError
 from jobentry.launchers import plan
 from jobentry.launchers.common import ArgsError, Launch

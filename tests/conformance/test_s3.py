@@ -222,7 +222,7 @@ def test_a_file_that_changes_during_a_put_is_not_stored(
 def test_a_killed_writer_leaves_the_old_object(
     empty_store: EmptyStore, proxy: FaultProxy, big: Path, count: int
 ):
-    """The next put replaces it, and a sweep removes the parts of the killed writer."""
+    """The next put replaces it, and `store gc` removes the parts of the killed writer."""
     store = empty_store.open()
     store.put_bytes(b"old", "key")
     proxy.clear()
@@ -240,7 +240,7 @@ def test_a_killed_writer_leaves_the_old_object(
 
     assert held == b"old" or (is_done and held == big.read_bytes())
     assert store.get_bytes("key") == big.read_bytes()
-    store.sweep(0)
+    store.remove_unfinished(0)
     assert uploads(empty_store) == []
 
 
@@ -343,7 +343,7 @@ def test_requests_to_obs_use_only_what_obs_supports(new_store: NewStore, kind: s
     list(store.list())
     store.exists("a")
     store.delete("a")
-    store.sweep(0)
+    store.remove_unfinished(0)
 
     for request in empty_store.proxy.requests:
         assert request.headers["host"] == f"{bucket(empty_store)}.obs.cn-north-4.myhuaweicloud.com"

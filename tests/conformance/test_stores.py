@@ -491,10 +491,10 @@ def test_sweep_removes_unfinished_writes(directory: DirectoryStore):
     unfinished = directory.root / "job" / ".cloudjob-tmp-0123"
     unfinished.write_bytes(b"half")
 
-    assert directory.sweep(3600) == 0
+    assert directory.remove_unfinished(3600) == 0
     assert unfinished.exists()
     os.utime(unfinished, (0, 0))
-    assert directory.sweep(3600) == 1
+    assert directory.remove_unfinished(3600) == 1
     assert not unfinished.exists()
     assert list(directory.list()) == ["job/a"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cloudjob.backends.interpreters import entry_of
 from cloudjob.package import pack
-from cloudjob.package.pack import Options
+from cloudjob.package.pack import PackOptions
 
 
 def make_used_home(folder: Path) -> None:
@@ -32,6 +32,6 @@ def _used() -> Path:
     source.mkdir()
     (source / "train.py").write_text("print()\n")
     entry_of(home)
-    options = Options(home=home)
+    options = PackOptions(home=home)
     pack(source, scratch / "layer", script="train.py", limit_bytes=1 << 20, options=options)
     return home

@@ -306,7 +306,7 @@ class DockerBackend(Backend[DockerRequest]):
                 status_of[handle] = unended_status(nodes)
         return status_of
 
-    def sweep(self, known_jobs: Collection[str]) -> list[str]:
+    def remove_orphans(self, known_jobs: Collection[str]) -> list[str]:
         """Remove the leftovers of our jobs not in ``known_jobs``; return these jobs' names."""
         with engine.translate_errors("looking for leftovers of jobs"):
             ours = f"{OWNER_LABEL}={self.owner()}"

@@ -114,7 +114,7 @@ def build(submission: Submission, owner: str) -> DockerRequest:
     """Return the request for ``submission``.
 
     Args:
-        owner: The cloudjob that this job belongs to, so that a sweep does not touch others' jobs.
+        owner: The cloudjob that this job belongs to, so that others do not remove the job.
 
     Raises:
         SpecError: This backend cannot run the job.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Devices, Event
+from cloudjob.backends.base import Backend, Check, Devices
 from cloudjob.backends.delivery import BOOT, new_ssh_key
 from cloudjob.backends.kubernetes import (
     ending,
@@ -44,7 +44,7 @@ from cloudjob.backends.kubernetes.logs import Place
 from cloudjob.backends.kubernetes.pod import ENTRY_PATH, JOB_LABEL, MANAGER_LABEL, Names
 from cloudjob.backends.kubernetes.request import ENGINES, KubernetesRequest
 from cloudjob.backends.kubernetes.state import Decision, Pod
-from cloudjob.backends.native import NativeStatus
+from cloudjob.backends.native import Event, NativeStatus
 from cloudjob.errors import (
     BackendError,
     CloudJobError,
@@ -593,13 +593,13 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._delete(client, where)
         shutil.rmtree(self._home / where.job_names.job, ignore_errors=True)
 
-    def sweep(self, handles: Iterable[str]) -> list[str]:
+    def remove_orphans(self, handles: Iterable[str]) -> list[str]:
         """Remove the objects that killed submits left in their clusters; return the jobs' names."""
         return [
-            _parse_handle(handle).job_names.job for handle in handles if self._sweep_job(handle)
+            _parse_handle(handle).job_names.job for handle in handles if self._remove_orphan(handle)
         ]
 
-    def _sweep_job(self, handle: str) -> bool:
+    def _remove_orphan(self, handle: str) -> bool:
         where = _parse_handle(handle)
         client, job_names = self._client(where.cluster), where.job_names
         if locks.is_held(self._home / job_names.job / _LOCK):

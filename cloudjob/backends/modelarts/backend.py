@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob.backends import handles
-from cloudjob.backends.base import Backend, Check, Devices, Event, Metric
+from cloudjob.backends.base import Backend, Check, Devices
 from cloudjob.backends.modelarts import delivery, errors, logs, state
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts import site as sites
@@ -26,7 +26,7 @@ from cloudjob.backends.modelarts.client import Client
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.backends.modelarts.transport import LIMITS
-from cloudjob.backends.native import Ended, NativeStatus
+from cloudjob.backends.native import Ended, Event, Metric, NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.model.submission import Submission
 from cloudjob.retries import Limits

@@ -229,7 +229,7 @@ class ProcessBackend(Backend[ProcessRequest]):
                 native = f"runs on {running.name_of_host(self._home, job)}"
             return Running(native, started_at, state.attempt_of(written))
         with contextlib.suppress(OSError):
-            running.sweep_job(self._home, job)
+            running.remove_leftovers_of(self._home, job)
         return state.lost_status(folder, written, state.LOST)
 
     def logs(self, handle: str, node: int | None, *, follow: bool) -> Iterator[tuple[int, bytes]]:
@@ -337,7 +337,7 @@ class ProcessBackend(Backend[ProcessRequest]):
                     _signal(process, signal.SIGKILL)
             time.sleep(_POLL_S)
         with contextlib.suppress(OSError):
-            running.sweep_job(self._home, job)
+            running.remove_leftovers_of(self._home, job)
         with writing(f"removing job {job}", folder):
             remove_tree(folder)
             # It stays if another machine started the job.

@@ -41,7 +41,7 @@ def register(home: Path, job: str, folder: Path, temporary: Sequence[str]) -> in
         OSError: The file cannot be created.
     """
     private_folder(home / _FOLDER)
-    sweep_job(home, job)
+    remove_leftovers_of(home, job)
     line = hosts.first_line(folder=str(folder), temporary=list(temporary))
     return locks.acquire_new(path_of(home, job), line)
 
@@ -133,15 +133,15 @@ def process_name(job: str) -> str:
     return f"cloudjob-{job}"
 
 
-def sweep(home: Path) -> None:
+def remove_leftovers(home: Path) -> None:
     """Remove the leftovers of jobs whose processes were killed."""
     with contextlib.suppress(OSError):
         for path in (home / _FOLDER).iterdir():
             with contextlib.suppress(OSError):
                 if path.name.startswith("."):
-                    _sweep_new(path)
+                    _remove_unfinished(path)
                 else:
-                    sweep_job(home, path.name)
+                    remove_leftovers_of(home, path.name)
 
 
 def run_dir_of(home: Path, job: str) -> Path | None:
@@ -153,11 +153,11 @@ def run_dir_of(home: Path, job: str) -> Path | None:
         return None
 
 
-def sweep_job(home: Path, job: str) -> None:
+def remove_leftovers_of(home: Path, job: str) -> None:
     """Remove the leftovers of a job whose processes were killed.
 
     Raises:
-        OSError: Something could not be removed; the next sweep tries again.
+        OSError: Something could not be removed; the next command tries again.
     """
     path = path_of(home, job)
     if not path.exists() or locks.is_held(path) or unseen_host(home, job):
@@ -174,7 +174,7 @@ def sweep_job(home: Path, job: str) -> None:
     path.unlink(missing_ok=True)
 
 
-def _sweep_new(path: Path) -> None:
+def _remove_unfinished(path: Path) -> None:
     """Remove a file whose creator was killed before it could rename the file."""
     if time.time() - path.stat().st_mtime > _NEW_S and not locks.is_held(path):
         path.unlink()

@@ -124,12 +124,12 @@ def _print_jobs(
 
 def _watch(look: Callable[[], _Statuses], options: argparse.Namespace) -> int:
     """Print the list again whenever a job has changed, until Ctrl-C or the key q."""
-    from cloudjob.cli.keys import Key, Keys, Position
+    from cloudjob.cli.keys import KeyPress, Keys, Position
 
     is_live = sys.stdout.isatty()
     position, statuses, seen, key = Position(_ORDERS), look(), None, None
     with Keys() as keys:
-        while key is not Key.QUIT:
+        while key is not KeyPress.QUIT:
             ordered = _sorted(statuses, position.order)
             position.limit(len(ordered))
             size = shutil.get_terminal_size()

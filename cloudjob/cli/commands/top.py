@@ -74,7 +74,7 @@ def _follow(job: cloudjob.Job, status: JobStatus) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from cloudjob.cli.keys import Key, Keys, Position
+    from cloudjob.cli.keys import KeyPress, Keys, Position
 
     journals = cloudjob.Journals()
     reader = _reader(job, journals)
@@ -85,7 +85,7 @@ def _follow(job: cloudjob.Job, status: JobStatus) -> None:
             page = _page(job, status, journals, position.order)
             live.update(_window(console, page, position), refresh=True)
             key = keys.wait(_REFRESH_S)
-            if key is Key.QUIT:
+            if key is KeyPress.QUIT:
                 return
             if key:
                 position.apply(key, console.height // 2)

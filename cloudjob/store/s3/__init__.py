@@ -95,7 +95,7 @@ class S3Store:
             )
         if before.st_size > self._part_bytes and not self._has_swept:
             self._has_swept = True
-            self.sweep(_STALE_S)
+            self.remove_unfinished(_STALE_S)
         return self.uri(key)
 
     def put_bytes(self, data: bytes, key: str) -> str:
@@ -222,7 +222,7 @@ class S3Store:
     def abort(self) -> None:
         self._retries.abort()
 
-    def sweep(self, older_than_s: float) -> int:
+    def remove_unfinished(self, older_than_s: float) -> int:
         """Abort multipart uploads older than ``older_than_s`` and return how many there were."""
         doing = f"removing unfinished uploads in {self._uri.root}"
         limit = datetime.now(timezone.utc).timestamp() - older_than_s

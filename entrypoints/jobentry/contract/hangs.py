@@ -8,8 +8,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple, Sequence
 
+from jobentry.contract.lists import numbers, ranges
 from jobentry.contract.malformed import finite, whole
-from jobentry.contract.rank_lists import numbers, ranges
 from jobentry.contract.stacks import Frame, Wait
 
 # Limits for reading: characters of a text, and groups of a hang.

@@ -16,8 +16,8 @@ from typing import Any, Iterable, Iterator, NamedTuple, Sequence, Union
 
 from jobentry.contract import hangs, slow
 from jobentry.contract.hangs import Hang
+from jobentry.contract.lists import numbers, ranges
 from jobentry.contract.malformed import MALFORMED, finite, whole
-from jobentry.contract.rank_lists import numbers, ranges
 from jobentry.contract.slow import Slow
 
 MARK = b"jobentry# "

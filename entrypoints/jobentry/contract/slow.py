@@ -10,8 +10,8 @@ from enum import Enum
 from typing import Any, NamedTuple, Sequence
 
 from jobentry.contract.hangs import shortened
+from jobentry.contract.lists import numbers, ranges
 from jobentry.contract.malformed import finite, whole
-from jobentry.contract.rank_lists import numbers, ranges
 from jobentry.contract.stacks import Frame
 
 # Limits for reading: functions of a rank, and CPUs in a list.

@@ -326,7 +326,7 @@ class NodeLoop:
     def close(self, keep: tuple[int, ...] = ()) -> None:
         """End the remaining ranks, and show their last output."""
         self.kill_ranks()
-        processes.sweep(keep)
+        processes.kill_descendants(keep)
         self.outputs.finish()
         self.relay.finish()
 

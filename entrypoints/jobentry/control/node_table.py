@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from jobentry.contract.rank_lists import columns, some
+from jobentry.contract.lists import columns, some
 
 # For a thousand nodes, a table of the nodes with problems is more useful than a full one.
 MAX_SHOWN_NODES = 32

@@ -12,6 +12,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from jobentry.contract import exits, preflight
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
+from jobentry.contract.lists import columns
 from jobentry.contract.paths import NodePaths
 from jobentry.contract.preflight import (
     Finding,
@@ -23,7 +24,6 @@ from jobentry.contract.preflight import (
     Weight,
 )
 from jobentry.contract.preflight_levels import FULL
-from jobentry.contract.rank_lists import columns
 from jobentry.control import handshake, transport
 from jobentry.control.peers import WorkerPool
 from jobentry.control.run import JobContext

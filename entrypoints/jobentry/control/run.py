@@ -23,7 +23,7 @@ from jobentry.control.verdict import LaunchEnd, RankEnd
 from jobentry.launchers.common import Launch
 from jobentry.log import log_message
 from jobentry.node.local_ranks import End
-from jobentry.system.processes import children, sweep
+from jobentry.system.processes import children, kill_descendants
 
 # Seconds to wait for a rank's report after mpirun has failed without a reason.
 REASON_S = 1.0
@@ -181,7 +181,7 @@ class Run:
     def _has_cleaned_up(self) -> bool:
         """Remove what a hung mpirun has left on all nodes; return whether it may be restarted."""
         # Including processes outside mpirun's process group: its daemon here, and its agents.
-        sweep(self._earlier_children)
+        kill_descendants(self._earlier_children)
         self._cleaning_up = {worker.index for worker in self._pool.workers}
         self._pool.send("clean-up")
         deadline = time.monotonic() + CLEAN_UP_S

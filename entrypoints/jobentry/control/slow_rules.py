@@ -12,7 +12,7 @@ from collections import Counter
 from math import sqrt
 from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
 
-from jobentry.contract.rank_lists import ranges
+from jobentry.contract.lists import ranges
 from jobentry.contract.slow import RankShare, Reason, Slow, place_text
 from jobentry.contract.stacks import Frame
 from jobentry.preflight.judgement import median

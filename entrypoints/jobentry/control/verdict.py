@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 from jobentry.contract import exits
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.exits import Cause, Failure, Outcome
-from jobentry.contract.rank_lists import some
+from jobentry.contract.lists import some
 from jobentry.control import node_table
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Mapping, NamedTuple, Sequence
 from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.launchers import LAUNCHERS
-from jobentry.contract.rank_lists import some
+from jobentry.contract.lists import some
 from jobentry.launchers import mpi
 from jobentry.node.network import NodeNetwork
 from jobentry.system.addresses import is_loopback

@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from jobentry.contract import rank_lists
+from jobentry.contract import lists
 from jobentry.contract.slow import MOST_FUNCTIONS, Function, RankShare
 from jobentry.contract.stacks import Frame
 from jobentry.contract.waits import (
@@ -276,5 +276,5 @@ def cpus_of(process: int) -> tuple[int, ...]:
     # PyPy has no sched_getaffinity.
     with contextlib.suppress(OSError, IndexError, ValueError):
         text = linux.read(process, "status").partition(b"Cpus_allowed_list:")[2].split()[0]
-        return tuple(rank_lists.numbers(text.decode("ascii")))
+        return tuple(lists.numbers(text.decode("ascii")))
     return ()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import IO, Iterator
 
 from jobentry.contract import names
-from jobentry.contract.rank_lists import some
+from jobentry.contract.lists import some
 from jobentry.log import log_message
 from jobentry.objects.base import (
     CHUNK_BYTES,

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from jobentry.contract.launchers import LAUNCHERS
+from jobentry.contract.lists import some
 from jobentry.contract.preflight import (
     UNKNOWN,
     UNLIMITED,
@@ -23,7 +24,6 @@ from jobentry.contract.preflight import (
     Weight,
 )
 from jobentry.contract.preflight_levels import FULL
-from jobentry.contract.rank_lists import some
 from jobentry.system.addresses import is_loopback
 
 _MIB = 1 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from jobentry.contract.lists import some
 from jobentry.contract.preflight import (
     UNLIMITED,
     Finding,
@@ -12,7 +13,6 @@ from jobentry.contract.preflight import (
     Report,
     Weight,
 )
-from jobentry.contract.rank_lists import some
 from jobentry.preflight.judgement import size_text
 
 _HEADINGS = (

@@ -22,9 +22,9 @@ from functools import partial
 from jobentry import objects
 from jobentry.contract import env, manifest, messages
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.lists import some
 from jobentry.contract.manifest import Contents, Others, StoredFile
 from jobentry.contract.paths import NodePaths
-from jobentry.contract.rank_lists import some
 from jobentry.errors import EntryError
 from jobentry.log import log_message
 from jobentry.node.journal import Journal, Transfer

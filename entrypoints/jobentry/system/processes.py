@@ -55,7 +55,7 @@ def reap(kept: Collection[int]) -> None:
                 os.waitpid(child, os.WNOHANG)
 
 
-def sweep(keep: Collection[int] = ()) -> None:
+def kill_descendants(keep: Collection[int] = ()) -> None:
     """Kill our descendants, except the processes in ``keep``."""
     for _ in range(100):
         processes = [child for child in children() if child not in keep]

@@ -285,7 +285,7 @@ def test_rm_removes_nothing_that_a_description_names(
 
 @pytest.mark.parametrize(
     "folder",
-    [descriptions.FOLDER, packages.LAYERS, packages.DAMAGED, claims.CLAIMS, claims.SWEEPS],
+    [descriptions.FOLDER, packages.LAYERS, packages.DAMAGED, claims.CLAIMS, claims.DELETIONS],
 )
 def test_a_job_named_like_a_folder_of_the_store_is_no_job(
     folder: str, reader: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.package import CodePackage, Options, SourceCache, cache, layer, merging, pack
+from cloudjob.package import CodePackage, PackOptions, SourceCache, cache, layer, merging, pack
 from cloudjob.package.cache import with_layers
 from cloudjob.package.check import ignore_line
 from cloudjob.package.reader import pieces
@@ -33,7 +33,7 @@ class Source:
         self.folder = folder / "source"
         self.folder.mkdir()
         self._layer = folder / "layer"
-        self._options = Options(is_compressed=is_compressed)
+        self._options = PackOptions(is_compressed=is_compressed)
         self.source_cache = SourceCache()
         self.stored: dict[str, bytes] = {}
         self.write("train.py", b"print()\n")

@@ -954,19 +954,19 @@ def test_a_sweep_removes_what_a_killed_submit_has_left(api: FakeApi, tmp_path: P
     assert kinds == {"ConfigMap", "Secret", *["Service"] * (engine in ("ms-operator", "job"))}
 
     with job.backend._submit_lock(job.request.job):
-        assert job.backend.sweep([handle]) == [], "the submit is still at work"
-    assert job.backend.sweep([handle]) == [job.request.job]
+        assert job.backend.remove_orphans([handle]) == [], "the submit is still at work"
+    assert job.backend.remove_orphans([handle]) == [job.request.job]
     assert api.objects == {}
-    assert job.backend.sweep([handle]) == []
+    assert job.backend.remove_orphans([handle]) == []
 
 
 def test_a_sweep_keeps_existing_jobs_and_their_objects(job: JobFixture):
     before = dict(job.api.objects)
-    assert job.backend.sweep([job.handle]) == []
+    assert job.backend.remove_orphans([job.handle]) == []
     assert job.api.objects == before
 
     del job.api.objects[job.path]
-    assert job.backend.sweep([job.handle]) == [], "the cluster removes the rest"
+    assert job.backend.remove_orphans([job.handle]) == [], "the cluster removes the rest"
 
 
 # -- logging in -----------------------------------------------------------------------------------

@@ -7,20 +7,20 @@ import sys
 
 import pytest
 
-from cloudjob.cli.keys import Key, Keys, Position
+from cloudjob.cli.keys import KeyPress, Keys, Position
 
 
 def test_keys_move_and_sort_and_the_footer_counts_the_hidden_rows():
     position = Position(("age", "state"))
 
     assert position.footer(8, 8) == "q:quit  s:sort  j/k:scroll  by age"
-    position.apply(Key.PAGE_DOWN, 8)
-    position.apply(Key.UP, 8)
+    position.apply(KeyPress.PAGE_DOWN, 8)
+    position.apply(KeyPress.UP, 8)
     assert position.footer(8, 20).startswith("7 above, 5 more  q:quit")
-    position.apply(Key.PAGE_DOWN, 100)
+    position.apply(KeyPress.PAGE_DOWN, 100)
     position.limit(20)
     assert position.first == 19
-    position.apply(Key.SORT, 8)
+    position.apply(KeyPress.SORT, 8)
     assert (position.first, position.order) == (0, "state")
 
 
@@ -35,10 +35,10 @@ def test_keys_are_read_from_a_terminal_which_is_then_as_before(monkeypatch: pyte
         before = termios.tcgetattr(0)
         with Keys() as keys:
             for data, key in (
-                (b"j", Key.DOWN),
-                (b"\x1b[A", Key.UP),
+                (b"j", KeyPress.DOWN),
+                (b"\x1b[A", KeyPress.UP),
                 (b"xq", None),
-                (b"q", Key.QUIT),
+                (b"q", KeyPress.QUIT),
             ):
                 os.write(parent_fd, data)
                 assert keys.wait(30 if key else 0.1) is key

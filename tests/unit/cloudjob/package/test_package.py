@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from cloudjob.errors import PackageError
-from cloudjob.package import CodePackage, LeftOut, Options, check, explain, layer, pack, scan
+from cloudjob.package import CodePackage, LeftOut, PackOptions, check, explain, layer, pack, scan
 from cloudjob.package.cache import SourceCache
 from cloudjob.package.secrets import Searcher
 from cloudjob.package.tree import FILE, FileStat, Rule, SourceEntry, Tree
@@ -62,7 +62,7 @@ def packed(source: Path, script: str = "train.py", limit_bytes: int = LIMIT_BYTE
         source.parent / "layer",
         script=script,
         limit_bytes=limit_bytes,
-        options=Options(home=rules()),
+        options=PackOptions(home=rules()),
     )
 
 

@@ -75,7 +75,7 @@ ACTIONS: dict[str, Callable[[DirectoryStore], object]] = {
     "delete": lambda store: store.delete("job/record/thesis"),
     "list": lambda store: list(store.list()),
     "list inside": lambda store: list(store.list("job/record/")),
-    "sweep": lambda store: store.sweep(0),
+    "remove_unfinished": lambda store: store.remove_unfinished(0),
     "exists": lambda store: store.exists("job/record/thesis"),
 }
 
@@ -110,7 +110,7 @@ def test_the_collection_of_layers_follows_no_link(tmp_path, victim):
     link(store, "job2/record", victim)
 
     assert list(store.list()) == []
-    store.sweep(0)
+    store.remove_unfinished(0)
     for key in list(store.list("", with_unfinished=True)):
         store.delete(key)
 

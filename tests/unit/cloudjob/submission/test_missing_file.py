@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.model.status import Failure
-from cloudjob.package import Options, pack
+from cloudjob.package import PackOptions, pack
 from cloudjob.submission import failure_hint, preparation
 
 
@@ -70,7 +70,11 @@ def test_a_submit_names_what_rules_leave_out_and_links_without_a_target(
         (source / f"{number}.bin").touch()
     home = tmp_path / "home"
     package = pack(
-        source, tmp_path / "layer", script="train.py", limit_bytes=1000, options=Options(home=home)
+        source,
+        tmp_path / "layer",
+        script="train.py",
+        limit_bytes=1000,
+        options=PackOptions(home=home),
     )
 
     assert [report.message for report in preparation.left_out(package)] == [
@@ -86,7 +90,7 @@ def test_a_submit_names_only_once_what_an_ignore_rule_about_secrets_leaves_out(t
     for name in ("train.py", "secret-1.txt", "id_rsa"):
         (source / name).touch()
     (source / ".gitignore").write_text("secret-*\n")
-    options = Options(home=tmp_path / "home")
+    options = PackOptions(home=tmp_path / "home")
     package = pack(source, tmp_path / "l", script="train.py", limit_bytes=99, options=options)
 
     assert [report.message for report in preparation.left_out(package)] == [
@@ -99,7 +103,7 @@ def test_a_submit_without_ignored_files_reports_nothing(tmp_path: Path):
     source = tmp_path / "source"
     (source / "__pycache__").mkdir(parents=True)
     (source / "train.py").write_text("")
-    options = Options(home=tmp_path / "home")
+    options = PackOptions(home=tmp_path / "home")
     package = pack(source, tmp_path / "l", script="train.py", limit_bytes=9, options=options)
 
     assert not list(preparation.left_out(package))

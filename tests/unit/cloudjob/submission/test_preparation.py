@@ -10,7 +10,7 @@ import pytest
 from cloudjob.model.job import JobSpec
 from cloudjob.submission import preparation, script_check
 from cloudjob.submission.launcher_choice import Choice
-from cloudjob.submission.preparation import Decision, Member, Target
+from cloudjob.submission.preparation import Decision, SweepMember, Target
 from tests.support.homes import make_used_home
 
 
@@ -75,7 +75,7 @@ def test_a_prepared_job_cannot_be_changed(scratch: Path):
 def test_another_package_makes_another_request_and_keeps_the_rest(scratch: Path):
     """For example, a layer that another submit has stored is no longer in the store."""
     target, decision = decided(scratch)
-    member = Member("train-sweep", {"lr": "0.1"})
+    member = SweepMember("train-sweep", {"lr": "0.1"})
     prepared = preparation.prepare("train-1", decision, target, scratch, member)
     other = decision.package._replace(digest="sha256:" + "1" * 64)
 

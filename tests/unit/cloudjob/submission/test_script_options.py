@@ -11,7 +11,7 @@ from cloudjob.cli import main
 from cloudjob.model.job import JobSpec
 from cloudjob.submission import checks, script_check
 from cloudjob.submission.script_check import read
-from cloudjob.submission.scripts import Files
+from cloudjob.submission.scripts import ScriptFiles
 from tests.support.homes import make_used_home
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({})\n"
@@ -99,7 +99,7 @@ torch.distributed.init_process_group("gloo", args.init_method, rank=args.rank)
 def hint(folder: Path, text: str, **values: Any) -> str:
     (folder / "train.py").write_text(text)
     return script_check.preset_hint(
-        JobSpec(script="train.py", source=str(folder), **values), Files()
+        JobSpec(script="train.py", source=str(folder), **values), ScriptFiles()
     )
 
 

@@ -156,7 +156,7 @@ def test_files_of_any_depth_are_fetched(tmp_path: Path, monkeypatch: pytest.Monk
 
         assert (tmp_path / "to" / "model" / name).read_bytes() == b"1"
         assert f"out/{name}" in list(store.list("out/"))
-        assert store.sweep(0) == 0
+        assert store.remove_unfinished(0) == 0
     finally:
         # ``shutil.rmtree`` can fail on more than a thousand nested folders.
         subprocess.run(["rm", "-rf", tmp_path / "store", tmp_path / "to"], check=True)

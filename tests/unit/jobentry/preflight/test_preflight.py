@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from jobentry.contract import preflight
 from jobentry.contract.env import NodeEnv
+from jobentry.contract.lists import columns
 from jobentry.contract.paths import node_paths
 from jobentry.contract.preflight import (
     Disk,
@@ -33,7 +34,6 @@ from jobentry.contract.preflight import (
     Transfer,
     Weight,
 )
-from jobentry.contract.rank_lists import columns
 from jobentry.control.preflight import rounds
 from jobentry.node.network import Interface, NodeNetwork, Route
 from jobentry.preflight import facts, table

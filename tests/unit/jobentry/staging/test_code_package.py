@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob.package import CodePackage, Options, SourceCache, claims, pack
+from cloudjob.package import CodePackage, PackOptions, SourceCache, claims, pack
 from cloudjob.package.cache import with_layers
 from cloudjob.store.directory import DirectoryStore
 from jobentry.contract import packages
@@ -114,7 +114,7 @@ def test_packed_trees_are_unpacked_exactly(specs: list[dict[bytes, Any]], is_com
                 Path(scratch, "layer"),
                 script="train.py",
                 limit_bytes=1 << 30,
-                options=Options(is_compressed=is_compressed),
+                options=PackOptions(is_compressed=is_compressed),
                 source_cache=source_cache,
             )
             code_package.fetch_code(store_package(packed, store), packed.digest, str(code))
