@@ -56,17 +56,17 @@ _PREFILTER = (
 )
 
 
-class NamedValue(NamedTuple):
-    """A metric in a line; ``step`` is None if the line names none."""
+class Found(NamedTuple):
+    """The metrics in a line; ``step`` is None if the line names none."""
 
-    name: str
-    value: float
+    number: int
     step: float | None
+    values: list[tuple[str, float]]
     is_detected: bool = False
 
 
-# Faster than its constructor, which counts for millions of values.
-_as_value: Callable[[tuple[Any, ...]], NamedValue] = functools.partial(tuple.__new__, NamedValue)
+# Faster than its constructor, which counts for millions of lines.
+_as_found: Callable[[tuple[Any, ...]], Found] = functools.partial(tuple.__new__, Found)
 
 
 class _Places(NamedTuple):
@@ -105,22 +105,21 @@ class Finder:
         self._places: dict[str, _Places] = {}
         self._remembered = 0
 
-    def find(self, lines: Sequence[str]) -> Iterator[tuple[int, NamedValue]]:
-        """Yield the metrics in lines, each with the number of its line."""
+    def find(self, lines: Sequence[str]) -> Iterator[Found]:
+        """Yield the lines with metrics."""
         shapes = "\n".join(lines).translate(_SHAPE).split("\n")
         places_of = self._places
         for number, (line, shape) in enumerate(zip(lines, shapes, strict=True)):
             places = places_of.get(shape)
             if places is None or not places.are_in(line):
                 places = self._learn(line, shape)
-            if not places.metrics:
-                continue
-            step = float(line[places.step]) if places.step else None
-            for name, at, whole_at in places.metrics:
-                value = float(line[at])
-                if whole_at:
-                    value /= int(line[whole_at])
-                yield number, _as_value((name, value, step, True))
+            if places.metrics:
+                step = float(line[places.step]) if places.step else None
+                values = [
+                    (name, float(line[at]) / (int(line[whole_at]) if whole_at else 1))
+                    for name, at, whole_at in places.metrics
+                ]
+                yield _as_found((number, step, values, True))
 
     def _learn(self, line: str, shape: str) -> _Places:
         places = _places(line, self._others)
