@@ -9,24 +9,25 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from itertools import chain
-from operator import itemgetter
+from itertools import chain, islice
+from operator import gt, itemgetter, lt
 from typing import Any, NamedTuple
 
 from cloudjob.errors import UsageError
-from cloudjob.model.patterns import MAX_STEPS, Pattern, Value
+from cloudjob.model.patterns import MAX_STEPS, Pattern
 from cloudjob.tracking.blocks import as_utf8, blocks, is_plain, matching_lines
-from cloudjob.tracking.detected import Finder, Found, prefilter
+from cloudjob.tracking.detected import Finder, prefilter
 from jobentry.contract import journal, lines
 
 # Keys of a printed JSON object that give the step.
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
 # Longer lines are not searched.
 _LINE_LIMIT_BYTES = 16 * 1024
-_TOO_LONG = re.compile(rb"[^\n]{%d,}" % (_LINE_LIMIT_BYTES + 1))
 _LINE_ENDS = re.compile(rb"[\r\n]+")
 # The mark of a rank, or a whole line of the entry.
 _NOT_OF_RANKS = re.compile(rb"^(?:\[\d{1,9}\] |(?!\[\d{1,9}\] ).*\n)", re.MULTILINE)
@@ -67,20 +68,26 @@ class MetricPoint(NamedTuple):
 _as_point: Callable[[tuple[Any, ...]], MetricPoint] = partial(tuple.__new__, MetricPoint)
 
 
-class Column:
+class Column(NamedTuple):
     """Values of one metric from one rank, without an object for each.
 
     Args:
-        first: The first value, with everything that all values have in common.
+        first: What they have in common; its step and value mean nothing.
+        numbers: That of the line of each value.
+        steps: While lines are read, None for a value without a step.
     """
 
-    __slots__ = ("first", "places", "steps", "values")
+    first: MetricPoint
+    numbers: list[int]
+    steps: list[Any]
+    values: list[float]
 
-    def __init__(self, first: MetricPoint) -> None:
-        self.first = first
-        self.places: list[int] = []
-        self.steps: list[int] = []
-        self.values: list[float] = []
+    def sort(self) -> None:
+        """Put the values in the order of their lines."""
+        if any(map(gt, self.numbers, islice(self.numbers, 1, None))):
+            rows = zip(self.numbers, self.steps, self.values, strict=True)
+            ordered = sorted(rows, key=itemgetter(0))
+            self.numbers[:], self.steps[:], self.values[:] = zip(*ordered, strict=True)
 
 
 class Metrics(tuple[MetricPoint, ...]):
@@ -140,7 +147,7 @@ class MetricReader:
         self._finder = Finder(self._patterns) if detects else None
         self._filters = [*self._patterns.values(), *([prefilter()] if detects else ())]
         # For each metric and rank, the step of a value without one.
-        self._next_steps: dict[tuple[str, int], int] = {}
+        self._next_steps: dict[tuple[str, int | None], int] = {}
         # The last step that a line of each rank named beside a detected metric.
         self._reached: dict[int, int] = {}
         self._at: dict[int, float] = {}
@@ -167,12 +174,13 @@ class MetricReader:
 
     def finish(self) -> list[MetricPoint]:
         """Return the metrics in incomplete lines, at the end of the log."""
+        return [point for columns in self.last_columns() for point in points_of(columns)]
+
+    def last_columns(self) -> Iterator[list[Column]]:
+        """Yield what ``finish`` returns as columns."""
         rest, self._open = self._open, {}
-        return [
-            point
-            for (node, rank), data in rest.items()
-            for point in points_of(self._columns(node, *_lines([(rank, data)])))
-        ]
+        for (node, rank), data in rest.items():
+            yield self._columns(node, *_lines([(rank, data)]))
 
     def _search(self, node: int, block: bytes) -> list[Column]:
         """Return the metrics in a block of whole lines."""
@@ -209,66 +217,119 @@ class MetricReader:
 
     def _columns(self, node: int, ranks: Sequence[int], text: bytes) -> list[Column]:
         """Return the metrics in whole lines without marks; ``ranks`` has that of each."""
-        if max(map(len, text.split(b"\n"))) > _LINE_LIMIT_BYTES:
-            text = _TOO_LONG.sub(b"", text)
+        texts = text.split(b"\n")[: len(ranks)]
+        if max(map(len, texts), default=0) > _LINE_LIMIT_BYTES:
+            texts = [line if len(line) <= _LINE_LIMIT_BYTES else b"" for line in texts]
+        if len(set(ranks)) <= 1:
+            return self._of_rank(node, ranks[0], texts) if ranks else []
+        numbers_of = defaultdict[int, list[int]](list)
+        for number, rank in enumerate(ranks):
+            numbers_of[rank].append(number)
+        columns = []
+        for rank, numbers in numbers_of.items():
+            for column in self._of_rank(node, rank, [texts[number] for number in numbers]):
+                column.numbers[:] = [numbers[number] for number in column.numbers]
+                columns.append(column)
+        return columns
+
+    def _of_rank(self, node: int, rank: int, texts: list[bytes]) -> list[Column]:
+        """Return the metrics in lines of one rank."""
         at = self._at.get(node) or None
-        columns: dict[tuple[str, int], Column] = {}
-        next_steps, reached = self._next_steps, self._reached
-        place = 0
-        for number, printed, values, is_detected in self._found(text):
-            rank = ranks[number]
-            step = None if printed is None or not abs(printed) < 2**63 else int(printed)
-            for name, value in values:
-                key = name, rank
-                least = next_steps.get(key, 0)
-                # Values with a step are counted, too, as not every line may have one.
-                chosen = least if step is None else step
-                next_steps[key] = least + 1
-                if is_detected:
-                    # It grows with each value, as many count their steps anew in each epoch. A
-                    # line without a step, such as a result of an epoch, has the one before it.
-                    chosen = max(reached.get(rank, 0) if step is None else step, least)
-                    next_steps[key] = chosen + 1
-                    if step is not None:
-                        reached[rank] = chosen
-                column = columns.get(key)
-                if column is None:
-                    first = MetricPoint(name, rank, chosen, value, at, "", is_detected)
-                    column = columns[key] = Column(first)
-                column.places.append(place)
-                column.steps.append(chosen)
-                column.values.append(value)
-                place += 1
+        columns: dict[tuple[str, bool], Column] = {}
+        for name, is_detected, numbers, steps, values in self._found(texts):
+            column = columns.get((name, is_detected))
+            if column is None:
+                first = MetricPoint(name, rank, 0, 0.0, at, "", is_detected)
+                column = columns[name, is_detected] = Column(first, [], [], [])
+            column.numbers.extend(numbers)
+            column.steps.extend(steps)
+            column.values.extend(values)
+        for column in columns.values():
+            column.sort()
+            column.steps[:] = _whole(column.steps)
+            if not column.first.is_detected:
+                self._count(column)
+        self._grow(rank, [column for column in columns.values() if column.first.is_detected])
         return list(columns.values())
 
-    def _found(self, text: bytes) -> Iterable[Found]:
-        """Return the metrics of lines, in their order."""
-        readable = as_utf8(text)
-        texts = readable.decode().split("\n")
-        objects = _json_objects(texts)
-        others = self._finder.find(texts) if self._finder else ()
-        if not (self._patterns or objects):
-            return others
-        values: list[Found] = []
+    def _found(self, texts: list[bytes]) -> Iterator[tuple[str, bool, Any, Any, Any]]:
+        """Yield metrics, whether they are detected, and the lines, steps and values of each."""
+        whole = as_utf8(b"\n".join(texts))
         for name, pattern in self._patterns.items():
-            selected = pattern.values_in_lines(readable)
+            selected = pattern.values_in_lines(whole)
             if selected is None:
-                lines_of_text = enumerate(text.split(b"\n"))
-                selected = [(n, each) for n, line in lines_of_text for each in pattern.values(line)]
-            values += (item for number, each in selected for item in _value(name, number, each))
-        # Those of a line stay in this order.
-        return sorted(chain(values, objects, others), key=itemgetter(0))
+                lines_of = enumerate(texts)
+                selected = [(n, each) for n, line in lines_of for each in pattern.values(line)]
+            for number, each in selected:
+                value = _number(each.text)
+                if value is not None:
+                    yield name, False, (number,), (_number(each.step),), (value,)
+        readable = whole.decode().split("\n")
+        for name, rows in _json_values(readable).items():
+            yield name, False, *rows
+        for found in self._finder.find(readable) if self._finder else ():
+            for name, values in found.values:
+                yield name, True, found.numbers, found.steps, values
+
+    def _count(self, column: Column) -> None:
+        """Give values without a step their number, which counts those with a step, too."""
+        key = column.first[:2]
+        least = self._next_steps.get(key, 0)
+        self._next_steps[key] = least + len(column.steps)
+        if column.steps.count(None):
+            column.steps[:] = [
+                number if step is None else step for number, step in enumerate(column.steps, least)
+            ]
+
+    def _grow(self, rank: int, columns: list[Column]) -> None:
+        """Let the steps of detected metrics grow, as many count theirs anew in each epoch.
+
+        A line without a step, such as a result at the end of an epoch, has the one before it.
+        """
+        next_steps, reached = self._next_steps, self._reached
+        if columns and all(
+            None not in column.steps
+            and _is_growing(next_steps.get(column.first[:2], 0) - 1, column.steps)
+            for column in columns
+        ):
+            for column in columns:
+                next_steps[column.first[:2]] = column.steps[-1] + 1
+            reached[rank] = max((column.numbers[-1], column.steps[-1]) for column in columns)[1]
+            return
+        rows = (
+            (number, place, at)
+            for place, column in enumerate(columns)
+            for at, number in enumerate(column.numbers)
+        )
+        for _, place, at in sorted(rows):
+            column = columns[place]
+            step, key = column.steps[at], column.first[:2]
+            chosen = max(reached.get(rank, 0) if step is None else step, next_steps.get(key, 0))
+            column.steps[at], next_steps[key] = chosen, chosen + 1
+            if step is not None:
+                reached[rank] = chosen
 
 
-def points_of(columns: Collection[Column]) -> list[MetricPoint]:
-    """Return the values of columns, in their order."""
-    points: list[Any] = [None] * sum(len(column.values) for column in columns)
-    for column in columns:
-        name, rank, *_, at, source, is_detected = column.first
-        rows = zip(column.places, column.steps, column.values, strict=True)
-        for place, step, value in rows:
-            points[place] = _as_point((name, rank, step, value, at, source, is_detected))
-    return points
+def points_of(columns: Iterable[Column]) -> list[MetricPoint]:
+    """Return the values of columns, in the order of their lines."""
+    rows = [
+        (number, _as_point((*column.first[:2], step, value, *column.first[4:])))
+        for column in columns
+        for number, step, value in zip(*column[1:], strict=True)
+    ]
+    return [point for _, point in sorted(rows, key=itemgetter(0))]
+
+
+def _is_growing(least: int, steps: list[int]) -> bool:
+    return all(map(lt, chain((least,), steps), steps))
+
+
+def _whole(steps: list[Any]) -> list[int | None]:
+    """Return whole numbers for steps; None for what is none."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if min(steps) > -(2**63) and max(steps) < 2**63:
+            return list(map(int, steps))
+    return [None if step is None or not abs(step) < 2**63 else int(step) for step in steps]
 
 
 def _lines(texts: Iterable[tuple[int, bytes]]) -> tuple[list[int], bytes]:
@@ -300,37 +361,27 @@ def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
     return compiled
 
 
-def _value(name: str, number: int, selected: Value) -> Iterator[Found]:
-    value = _number(selected.text)
-    if value is not None:
-        yield Found(number, _number(selected.step), [(name, value)])
-
-
-def _json_objects(texts: list[str]) -> list[Found]:
-    """Return the numbers of printed JSON objects, and empty their lines."""
+def _json_values(texts: list[str]) -> dict[str, tuple[list[int], list[Any], list[float]]]:
+    """Return the lines, steps and values of numbers in JSON objects, and empty these lines."""
     numbers = [n for n, text in enumerate(texts) if text[:1] == "{" and text[:2] != _DICTIONARY]
     if not numbers:
-        return []
+        return {}
     # Together they take half the time, but one that cannot be read spoils the others.
-    together = _read_json(f"[{','.join([texts[number] for number in numbers])}]")
-    if not isinstance(together, list) or [type(each) for each in together] != [dict] * len(numbers):
-        together = [_read_json(texts[number]) for number in numbers]
-    found = []
-    for number, values in zip(numbers, together, strict=True):
-        step = None
-        for key in _STEPS:
-            if key in values and _is_number(values[key]):
-                step = _number(values[key])
-                break
-        items = [
-            (name, float(value))
-            for name, value in values.items()
-            if name not in _STEPS and _is_number(value)
-        ]
-        if items:
-            found.append(Found(number, step, items))
-            texts[number] = ""
-    return found
+    objects = _read_json(f"[{','.join([texts[number] for number in numbers])}]")
+    if not isinstance(objects, list) or [*map(type, objects)] != [dict] * len(numbers):
+        objects = [_read_json(texts[number]) for number in numbers]
+    rows_of = defaultdict[str, tuple[list[int], list[Any], list[float]]](lambda: ([], [], []))
+    for number, values in zip(numbers, objects, strict=True):
+        steps = [values[key] for key in _STEPS if key in values and _is_number(values[key])]
+        step = _number(steps[0]) if steps else None
+        for name, value in values.items():
+            if name not in _STEPS and _is_number(value):
+                texts[number] = ""
+                lines_of, steps_of, values_of = rows_of[name]
+                lines_of.append(number)
+                steps_of.append(step)
+                values_of.append(float(value))
+    return rows_of
 
 
 def _read_json(text: str) -> Any:

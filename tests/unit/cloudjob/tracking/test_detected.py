@@ -39,7 +39,7 @@ NO_METRICS = (
 
 
 def find(line: str) -> list[tuple[str, float]]:
-    return [value for found in Finder().find([line]) for value in found.values]
+    return [(name, value) for found in Finder().find([line]) for name, (value,) in found.values]
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -65,7 +65,7 @@ def test_other_numbers_are_no_metrics(line: str):
     ],
 )
 def test_a_line_may_name_its_step(line: str, step: int | None):
-    assert [found.step for found in Finder().find([line])] == [step]
+    assert [found.steps for found in Finder().find([line])] == [[step]]
 
 
 @given(st.binary(max_size=200))
@@ -113,14 +113,22 @@ def test_lines_of_one_shape_are_searched_as_each_alone(lines: list[str]):
     ]
     lines += [f"{{'{line}': 0.5, 'loss': 2}}" for line in lines]
 
-    together = list(Finder().find(lines))
+    together = sorted(
+        (number, step, name, repr(values[place]))
+        for found in Finder().find(lines)
+        for place, (number, step) in enumerate(
+            zip(found.numbers, map(str, found.steps), strict=True)
+        )
+        for name, values in found.values
+    )
 
-    alone = [
-        found._replace(number=number)
+    alone = sorted(
+        (number, str(found.steps[0]), name, repr(value))
         for number, line in enumerate(lines)
         for found in Finder().find([line])
-    ]
-    assert repr(together) == repr(alone)
+        for name, (value,) in found.values
+    )
+    assert together == alone
 
 
 def test_a_pattern_of_the_same_name_and_a_json_line_come_first():
