@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -482,6 +483,16 @@ class Job:
             if is_over:
                 yield from reader.last_columns()
         yield [Column(point, [0], [point.step], [point.value]) for point in self.event_metrics()]
+
+    def thinned_metrics(self) -> list[MetricPoint]:
+        """Return what charts show of ``training_metrics``.
+
+        Raises:
+            CloudJobError: The log or the outputs cannot be read.
+        """
+        from cloudjob.tracking.metrics import thinned
+
+        return thinned(chain.from_iterable(self.metric_columns()))
 
     def metric_reader(self, patterns: Mapping[str, str] | None = None) -> MetricReader:
         """Return a reader that finds the metrics of this job in its log.

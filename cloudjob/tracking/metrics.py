@@ -34,6 +34,8 @@ _NOT_OF_RANKS = re.compile(rb"^(?:\[\d{1,9}\] |(?!\[\d{1,9}\] ).*\n)", re.MULTIL
 _MARK = re.compile(rb"^\[(\d{1,9})\] ", re.MULTILINE)
 # How a dictionary of Python begins, which cannot be JSON.
 _DICTIONARY = "{'"
+# A chart shows fewer.
+_MOST_POINTS = 100_000
 # From this share of lines with metrics on, it is faster to search all lines.
 _DENSE = 0.5
 
@@ -81,6 +83,28 @@ class Column(NamedTuple):
     numbers: list[int]
     steps: list[Any]
     values: list[float]
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """What counts its steps: a detected metric is another curve than a printed one."""
+        return self.first.title, self.first.rank
+
+    def extremes(self, size: int) -> Column:
+        """Return the lowest and the highest of each ``2 * size`` values, and the last one."""
+        values = self.values
+        if size == 1 or len(values) <= 2:
+            return self
+        places = {len(values) - 1}
+        for start in range(0, len(values), 2 * size):
+            part = values[start : start + 2 * size]
+            places |= {start + part.index(min(part)), start + part.index(max(part))}
+        kept = sorted(places)
+        return Column(
+            self.first,
+            [self.numbers[place] for place in kept],
+            [self.steps[place] for place in kept],
+            [values[place] for place in kept],
+        )
 
     def sort(self) -> None:
         """Put the values in the order of their lines."""
@@ -273,7 +297,7 @@ class MetricReader:
 
     def _count(self, column: Column) -> None:
         """Give values without a step their number, which counts those with a step, too."""
-        key = column.first[:2]
+        key = column.key
         least = self._next_steps.get(key, 0)
         self._next_steps[key] = least + len(column.steps)
         if column.steps.count(None):
@@ -289,13 +313,14 @@ class MetricReader:
         next_steps, reached = self._next_steps, self._reached
         if columns and all(
             None not in column.steps
-            and _is_growing(next_steps.get(column.first[:2], 0) - 1, column.steps)
+            and _is_growing(next_steps.get(column.key, 0) - 1, column.steps)
             for column in columns
         ):
             for column in columns:
-                next_steps[column.first[:2]] = column.steps[-1] + 1
+                next_steps[column.key] = column.steps[-1] + 1
             reached[rank] = max((column.numbers[-1], column.steps[-1]) for column in columns)[1]
             return
+        keys = [column.key for column in columns]
         rows = (
             (number, place, at)
             for place, column in enumerate(columns)
@@ -303,7 +328,7 @@ class MetricReader:
         )
         for _, place, at in sorted(rows):
             column = columns[place]
-            step, key = column.steps[at], column.first[:2]
+            step, key = column.steps[at], keys[place]
             chosen = max(reached.get(rank, 0) if step is None else step, next_steps.get(key, 0))
             column.steps[at], next_steps[key] = chosen, chosen + 1
             if step is not None:
@@ -318,6 +343,22 @@ def points_of(columns: Iterable[Column]) -> list[MetricPoint]:
         for number, step, value in zip(*column[1:], strict=True)
     ]
     return [point for _, point in sorted(rows, key=itemgetter(0))]
+
+
+def thinned(columns: Iterable[Column], most: int = _MOST_POINTS) -> list[MetricPoint]:
+    """Return about as many points as charts can show; the extremes and the last value are kept."""
+    kept: list[Column] = []
+    size, count = 1, 0
+    for column in columns:
+        kept.append(column.extremes(size))
+        count += len(kept[-1].values)
+        if count > most:
+            # Two values of four remain, so of what follows two of as many more.
+            size *= 2
+            kept = [each.extremes(2) for each in kept]
+            count = sum(len(each.values) for each in kept)
+            most = max(most, 2 * count)
+    return [point for column in kept for point in points_of([column])]
 
 
 def _is_growing(least: int, steps: list[int]) -> bool:
