@@ -19,7 +19,7 @@ from pathlib import Path
 LOG_BYTES, LINES_AT_ONCE = 100_000_000, 20_000
 LIMIT_S = {"tail": 2.0, "grep": 10.0, "metrics": 10.0, "report": 10.0}
 LIMIT_MIB = 200.0
-_RANDOM = random.Random(37)  # noqa: S311 (not for secrets)
+_RANDOM = random.Random(37)
 _WORDS = b"the loss acc lr epoch step of 12 0.5 model batch data and checkpoint time".split()
 _CLOUDJOB = Path(sys.executable).parent / "cloudjob"
 _KINDS: dict[str, Callable[[int], bytes]] = {
