@@ -100,7 +100,7 @@ def _charts(job: Job, read: _Read) -> list[tuple[str, charts.Chart]]:
     status = job.status()
     phases = read("phases", job.phases, ())
     journals = read("journals", job.journals, Journals())
-    points = read("metrics", job.training_metrics, [])
+    points = read("metrics", job.thinned_metrics, [])
     steps = charts.last_steps(points)
     grids = (charts.rank_grid(status, journals, shows, steps) for shows in charts.RANK_VALUES)
     drawn = [

@@ -67,7 +67,7 @@ class Console:
             CloudJobError: The log or the outputs cannot be read.
         """
         if job.status().state.is_final:
-            return job.training_metrics()
+            return job.thinned_metrics()
         return self.log(job.id).metrics() + job.event_metrics()
 
     def log(self, job_id: str, attempt: int | None = None) -> LogTable:

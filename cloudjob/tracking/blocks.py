@@ -55,9 +55,11 @@ def matching_lines(
     return [block[start : block.find(b"\n", start) + 1] for start in sorted(starts)]
 
 
+def as_utf8(text: bytes) -> bytes:
+    """Return a text with bytes that are not UTF-8 replaced; its lines stay the same ones."""
+    return text if text.isascii() else text.decode("utf-8", "replace").encode()
+
+
 def is_utf8(text: bytes) -> bool:
     """Whether a text is UTF-8."""
-    try:
-        return text.isascii() or bool(text.decode())
-    except UnicodeDecodeError:
-        return False
+    return text == as_utf8(text)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import re
 import string
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from operator import truediv
+from typing import NamedTuple
 
 from cloudjob.model.patterns import Pattern
 
@@ -56,17 +58,18 @@ _PREFILTER = (
 )
 
 
-class NamedValue(NamedTuple):
-    """A metric in a line; ``step`` is None if the line names none."""
+class Found(NamedTuple):
+    """Metrics of lines that have the same ones.
 
-    name: str
-    value: float
-    step: float | None
-    is_detected: bool = False
+    Args:
+        numbers: Those of the lines.
+        steps: That of each line; None if it names none.
+        values: The values of each metric, one for each line.
+    """
 
-
-# Faster than its constructor, which counts for millions of values.
-_as_value: Callable[[tuple[Any, ...]], NamedValue] = functools.partial(tuple.__new__, NamedValue)
+    numbers: list[int]
+    steps: Sequence[float | None]
+    values: list[tuple[str, list[float]]]
 
 
 class _Places(NamedTuple):
@@ -84,10 +87,30 @@ class _Places(NamedTuple):
     digits: tuple[tuple[int, str], ...]
     is_zero: tuple[tuple[int, bool], ...]
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether they are there in every line of the same shape."""
+        return not (self.metrics and (self.digits or self.is_zero))
+
+    def found(self, lines: Sequence[str], numbers: list[int]) -> Iterator[Found]:
+        """Yield the metrics of some lines, which have them there."""
+        if not self.metrics or not numbers:
+            return
+        chosen = [lines[number] for number in numbers]
+        steps: Sequence[float | None] = [None] * len(numbers)
+        if self.step:
+            steps = [float(line[self.step]) for line in chosen]
+        values = []
+        for name, at, whole_at in self.metrics:
+            of_lines = [float(line[at]) for line in chosen]
+            if whole_at:
+                wholes = [int(line[whole_at]) for line in chosen]
+                of_lines = [*map(truediv, of_lines, wholes)]
+            values.append((name, of_lines))
+        yield Found(numbers, steps, values)
+
     def are_in(self, line: str) -> bool:
         """Whether they are there in another line of the same shape."""
-        if not self.digits and not self.is_zero:
-            return True
         return all(line[at] == digit for at, digit in self.digits) and all(
             (line[at] == "0") is is_zero for at, is_zero in self.is_zero
         )
@@ -105,22 +128,20 @@ class Finder:
         self._places: dict[str, _Places] = {}
         self._remembered = 0
 
-    def find(self, lines: Sequence[str]) -> Iterator[tuple[int, NamedValue]]:
-        """Yield the metrics in lines, each with the number of its line."""
-        shapes = "\n".join(lines).translate(_SHAPE).split("\n")
-        places_of = self._places
-        for number, (line, shape) in enumerate(zip(lines, shapes, strict=True)):
-            places = places_of.get(shape)
-            if places is None or not places.are_in(line):
-                places = self._learn(line, shape)
-            if not places.metrics:
+    def find(self, lines: Sequence[str]) -> Iterator[Found]:
+        """Yield the metrics in lines, in any order."""
+        numbers_of = defaultdict[str, list[int]](list)
+        for number, shape in enumerate("\n".join(lines).translate(_SHAPE).split("\n")):
+            numbers_of[shape].append(number)
+        for shape, numbers in numbers_of.items():
+            places = self._places.get(shape) or self._learn(lines[numbers[0]], shape)
+            if places.is_exact:
+                yield from places.found(lines, numbers)
                 continue
-            step = float(line[places.step]) if places.step else None
-            for name, at, whole_at in places.metrics:
-                value = float(line[at])
-                if whole_at:
-                    value /= int(line[whole_at])
-                yield number, _as_value((name, value, step, True))
+            yield from places.found(lines, [n for n in numbers if places.are_in(lines[n])])
+            for number in numbers:
+                if not places.are_in(lines[number]):
+                    yield from self._learn(lines[number], shape).found(lines, [number])
 
     def _learn(self, line: str, shape: str) -> _Places:
         places = _places(line, self._others)

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from cloudjob.tracking.forwarding import Forwarding
     from cloudjob.tracking.journals import Journals
     from cloudjob.tracking.log import LogLine, LogPiece, OnJournal
-    from cloudjob.tracking.metrics import MetricPoint, MetricReader, Metrics
+    from cloudjob.tracking.metrics import Column, MetricPoint, MetricReader, Metrics
     from cloudjob.tracking.outputs import Outputs
     from cloudjob.tracking.profile import JobProfile
     from cloudjob.tracking.stacks import JobStacks
@@ -459,17 +460,39 @@ class Job:
         Raises:
             CloudJobError: The log or the outputs cannot be read.
         """
+        from cloudjob.tracking.metrics import points_of
+
+        for columns in self.metric_columns(patterns):
+            yield from points_of(columns)
+
+    def metric_columns(self, patterns: Mapping[str, str] | None = None) -> Iterator[list[Column]]:
+        """Yield what ``metric_points`` yields without an object for each value, in parts.
+
+        Raises:
+            CloudJobError: The log or the outputs cannot be read.
+        """
         from cloudjob.tracking import log
+        from cloudjob.tracking.metrics import Column
 
         reader = self.metric_reader(patterns)
         if self.handle:
             # Checked before reading: the last line of a running job may end within a number.
             is_over = self.status().state.is_final
             for node, data in log.read(self._access, None, follow=False):
-                yield from reader.add(node, data)
+                yield from reader.columns(node, data)
             if is_over:
-                yield from reader.finish()
-        yield from self.event_metrics()
+                yield from reader.last_columns()
+        yield [Column(point, [0], [point.step], [point.value]) for point in self.event_metrics()]
+
+    def thinned_metrics(self) -> list[MetricPoint]:
+        """Return what charts show of ``training_metrics``.
+
+        Raises:
+            CloudJobError: The log or the outputs cannot be read.
+        """
+        from cloudjob.tracking.metrics import thinned
+
+        return thinned(chain.from_iterable(self.metric_columns()))
 
     def metric_reader(self, patterns: Mapping[str, str] | None = None) -> MetricReader:
         """Return a reader that finds the metrics of this job in its log.

@@ -9,29 +9,33 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from operator import itemgetter
+from itertools import chain, islice
+from operator import gt, itemgetter, lt
 from typing import Any, NamedTuple
 
 from cloudjob.errors import UsageError
-from cloudjob.model.patterns import MAX_STEPS, Pattern, Value
-from cloudjob.tracking.blocks import blocks, is_plain, is_utf8, matching_lines
-from cloudjob.tracking.detected import MOST_CHARACTERS, Finder, NamedValue, prefilter
+from cloudjob.model.patterns import MAX_STEPS, Pattern
+from cloudjob.tracking.blocks import as_utf8, blocks, is_plain, matching_lines
+from cloudjob.tracking.detected import Finder, prefilter
 from jobentry.contract import journal, lines
 
 # Keys of a printed JSON object that give the step.
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
 # Longer lines are not searched.
 _LINE_LIMIT_BYTES = 16 * 1024
+_LINE_ENDS = re.compile(rb"[\r\n]+")
 # The mark of a rank, or a whole line of the entry.
 _NOT_OF_RANKS = re.compile(rb"^(?:\[\d{1,9}\] |(?!\[\d{1,9}\] ).*\n)", re.MULTILINE)
 _MARK = re.compile(rb"^\[(\d{1,9})\] ", re.MULTILINE)
 # How a dictionary of Python begins, which cannot be JSON.
 _DICTIONARY = "{'"
-_JSON_BLANKS = " \t\n\r"
-_read_json = json.JSONDecoder().raw_decode
+# A chart shows fewer.
+_MOST_POINTS = 100_000
 # From this share of lines with metrics on, it is faster to search all lines.
 _DENSE = 0.5
 
@@ -64,6 +68,50 @@ class MetricPoint(NamedTuple):
 
 # Faster than its constructor, which counts for millions of points.
 _as_point: Callable[[tuple[Any, ...]], MetricPoint] = partial(tuple.__new__, MetricPoint)
+
+
+class Column(NamedTuple):
+    """Values of one metric from one rank, without an object for each.
+
+    Args:
+        first: What they have in common; its step and value mean nothing.
+        numbers: That of the line of each value.
+        steps: While lines are read, None for a value without a step.
+    """
+
+    first: MetricPoint
+    numbers: list[int]
+    steps: list[Any]
+    values: list[float]
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """What counts its steps: a detected metric is another curve than a printed one."""
+        return self.first.title, self.first.rank
+
+    def extremes(self, size: int) -> Column:
+        """Return the lowest and the highest of each ``2 * size`` values, and the last one."""
+        values = self.values
+        if size == 1 or len(values) <= 2:
+            return self
+        places = {len(values) - 1}
+        for start in range(0, len(values), 2 * size):
+            part = values[start : start + 2 * size]
+            places |= {start + part.index(min(part)), start + part.index(max(part))}
+        kept = sorted(places)
+        return Column(
+            self.first,
+            [self.numbers[place] for place in kept],
+            [self.steps[place] for place in kept],
+            [values[place] for place in kept],
+        )
+
+    def sort(self) -> None:
+        """Put the values in the order of their lines."""
+        if any(map(gt, self.numbers, islice(self.numbers, 1, None))):
+            rows = zip(self.numbers, self.steps, self.values, strict=True)
+            ordered = sorted(rows, key=itemgetter(0))
+            self.numbers[:], self.steps[:], self.values[:] = zip(*ordered, strict=True)
 
 
 class Metrics(tuple[MetricPoint, ...]):
@@ -123,7 +171,7 @@ class MetricReader:
         self._finder = Finder(self._patterns) if detects else None
         self._filters = [*self._patterns.values(), *([prefilter()] if detects else ())]
         # For each metric and rank, the step of a value without one.
-        self._next_steps: dict[tuple[str, int], int] = {}
+        self._next_steps: dict[tuple[str, int | None], int] = {}
         # The last step that a line of each rank named beside a detected metric.
         self._reached: dict[int, int] = {}
         self._at: dict[int, float] = {}
@@ -137,60 +185,48 @@ class MetricReader:
 
         A line of a rank can arrive in several parts: it is searched once it is complete.
         """
-        points: list[MetricPoint] = []
+        return [point for columns in self.columns(node, data) for point in points_of(columns)]
+
+    def columns(self, node: int, data: bytes) -> Iterator[list[Column]]:
+        """Yield what ``add`` returns as columns, which takes a third of the time."""
         for text, recorded in journal.parts(data):
             for block in blocks(text):
-                points += self._search(node, block)
+                yield self._search(node, block)
             if recorded is not None:
                 # Lines of ranks have no times, but the journal lines between them do.
                 self._at[node] = journal.time_of(recorded) or self._at.get(node, 0.0)
-        return points
-
-    def _search(self, node: int, block: bytes) -> Iterator[MetricPoint]:
-        """Yield the metrics in a block; one without parts of lines is searched as a whole."""
-        unfinished = [rank for of_node, rank in self._open if of_node == node]
-        matching: Sequence[bytes] | None = None
-        if is_plain(block, unfinished):
-            points = self._points_in_lines(node, block) if self._is_dense else None
-            if points is None:
-                matching = matching_lines(block, self._filters, with_json=True)
-            count = len(matching or ()) if points is None else len(points)
-            self._is_dense = count > _DENSE * block.count(b"\n")
-            if points is not None:
-                yield from points
-                return
-        for text in (
-            (line + b"\n" for line in block.split(b"\n")[:-1]) if matching is None else matching
-        ):
-            line = lines.read(text)
-            if line.rank is not None:
-                complete = self._complete(node, line.rank, line.data)
-                yield from self._points(node, line.rank, complete)
-
-    def _points_in_lines(self, node: int, block: bytes) -> list[MetricPoint] | None:
-        """Return the metrics in a block of whole lines; None if each is searched on its own."""
-        text = _NOT_OF_RANKS.sub(b"", block)
-        longest = max(map(len, text.split(b"\n")))
-        if not is_utf8(text) or longest > MOST_CHARACTERS:
-            return None
-        values: list[tuple[int, NamedValue]] = []
-        for name, pattern in self._patterns.items():
-            selected = pattern.values_in_lines(text)
-            if selected is None:
-                return None
-            values += ((number, item) for number, each in selected for item in _value(name, each))
-        values += self._unnamed(text.decode())
-        # Those of a line stay in this order.
-        values.sort(key=itemgetter(0))
-        ranks = [int(rank) for rank in _MARK.findall(block)]
-        return self._points_of(node, ((ranks[number], item) for number, item in values))
 
     def finish(self) -> list[MetricPoint]:
         """Return the metrics in incomplete lines, at the end of the log."""
+        return [point for columns in self.last_columns() for point in points_of(columns)]
+
+    def last_columns(self) -> Iterator[list[Column]]:
+        """Yield what ``finish`` returns as columns."""
         rest, self._open = self._open, {}
-        return [
-            point for (node, rank), data in rest.items() for point in self._points(node, rank, data)
-        ]
+        for (node, rank), data in rest.items():
+            yield self._columns(node, *_lines([(rank, data)]))
+
+    def _search(self, node: int, block: bytes) -> list[Column]:
+        """Return the metrics in a block of whole lines."""
+        unfinished = [rank for of_node, rank in self._open if of_node == node]
+        if not is_plain(block, unfinished):
+            return self._columns(node, *_lines(self._completed(node, block)))
+        matching: Sequence[bytes] | None = None
+        if not self._is_dense:
+            matching = matching_lines(as_utf8(block), self._filters, with_json=True)
+        text = block if matching is None else b"".join(matching)
+        ranks = [int(rank) for rank in _MARK.findall(text)]
+        columns = self._columns(node, ranks, _NOT_OF_RANKS.sub(b"", text))
+        count = sum(len(column.values) for column in columns)
+        self._is_dense = count > _DENSE * block.count(b"\n")
+        return columns
+
+    def _completed(self, node: int, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield what is complete now of each line of a rank."""
+        for text in block.split(b"\n")[:-1]:
+            line = lines.read(text + b"\n")
+            if line.rank is not None:
+                yield line.rank, self._complete(node, line.rank, line.data)
 
     def _complete(self, node: int, rank: int, data: bytes) -> bytes:
         """Return the part of a rank's output that is complete now, and keep the rest."""
@@ -203,55 +239,148 @@ class MetricReader:
             text = text[:end]
         return text
 
-    def _points(self, node: int, rank: int, data: bytes) -> list[MetricPoint]:
-        parts = (
-            text for text in re.split(rb"[\r\n]+", data) if text and len(text) <= _LINE_LIMIT_BYTES
-        )
-        return self._points_of(
-            node, ((rank, item) for text in parts for item in self._values(text))
-        )
+    def _columns(self, node: int, ranks: Sequence[int], text: bytes) -> list[Column]:
+        """Return the metrics in whole lines without marks; ``ranks`` has that of each."""
+        texts = text.split(b"\n")[: len(ranks)]
+        if max(map(len, texts), default=0) > _LINE_LIMIT_BYTES:
+            texts = [line if len(line) <= _LINE_LIMIT_BYTES else b"" for line in texts]
+        if len(set(ranks)) <= 1:
+            return self._of_rank(node, ranks[0], texts) if ranks else []
+        numbers_of = defaultdict[int, list[int]](list)
+        for number, rank in enumerate(ranks):
+            numbers_of[rank].append(number)
+        columns = []
+        for rank, numbers in numbers_of.items():
+            for column in self._of_rank(node, rank, [texts[number] for number in numbers]):
+                column.numbers[:] = [numbers[number] for number in column.numbers]
+                columns.append(column)
+        return columns
 
-    def _points_of(self, node: int, values: Iterable[tuple[int, NamedValue]]) -> list[MetricPoint]:
-        """Return the points of values, each given with its rank; in one loop, as they are many.
+    def _of_rank(self, node: int, rank: int, texts: list[bytes]) -> list[Column]:
+        """Return the metrics in lines of one rank."""
+        at = self._at.get(node) or None
+        columns: dict[tuple[str, bool], Column] = {}
+        for name, is_detected, numbers, steps, values in self._found(texts):
+            column = columns.get((name, is_detected))
+            if column is None:
+                first = MetricPoint(name, rank, 0, 0.0, at, "", is_detected)
+                column = columns[name, is_detected] = Column(first, [], [], [])
+            column.numbers.extend(numbers)
+            column.steps.extend(steps)
+            column.values.extend(values)
+        for column in columns.values():
+            column.sort()
+            column.steps[:] = _whole(column.steps)
+            if not column.first.is_detected:
+                self._count(column)
+        self._grow(rank, [column for column in columns.values() if column.first.is_detected])
+        return list(columns.values())
 
-        The step of a detected value grows with each value, as many count theirs anew in each epoch.
+    def _found(self, texts: list[bytes]) -> Iterator[tuple[str, bool, Any, Any, Any]]:
+        """Yield metrics, whether they are detected, and the lines, steps and values of each."""
+        whole = as_utf8(b"\n".join(texts))
+        for name, pattern in self._patterns.items():
+            selected = pattern.values_in_lines(whole)
+            if selected is None:
+                lines_of = enumerate(texts)
+                selected = [(n, each) for n, line in lines_of for each in pattern.values(line)]
+            for number, each in selected:
+                value = _number(each.text)
+                if value is not None:
+                    yield name, False, (number,), (_number(each.step),), (value,)
+        readable = whole.decode().split("\n")
+        for name, rows in _json_values(readable).items():
+            yield name, False, *rows
+        for found in self._finder.find(readable) if self._finder else ():
+            for name, values in found.values:
+                yield name, True, found.numbers, found.steps, values
+
+    def _count(self, column: Column) -> None:
+        """Give values without a step their number, which counts those with a step, too."""
+        key = column.key
+        least = self._next_steps.get(key, 0)
+        self._next_steps[key] = least + len(column.steps)
+        if column.steps.count(None):
+            column.steps[:] = [
+                number if step is None else step for number, step in enumerate(column.steps, least)
+            ]
+
+    def _grow(self, rank: int, columns: list[Column]) -> None:
+        """Let the steps of detected metrics grow, as many count theirs anew in each epoch.
+
         A line without a step, such as a result at the end of an epoch, has the one before it.
         """
-        at = self._at.get(node) or None
         next_steps, reached = self._next_steps, self._reached
-        points = []
-        for rank, (name, value, printed, is_detected) in values:
-            least = next_steps.get((name, rank), 0)
-            step = None if printed is None or not abs(printed) < 2**63 else int(printed)
-            if is_detected:
-                is_printed = step is not None
-                step = max(reached.get(rank, 0) if step is None else step, least)
-                next_steps[name, rank] = step + 1
-                if is_printed:
-                    reached[rank] = step
-            else:
-                # Values with a step are counted, too, as not every line may have one.
-                next_steps[name, rank] = least + 1
-                step = least if step is None else step
-            points.append(_as_point((name, rank, step, value, at, "", is_detected)))
-        return points
+        if columns and all(
+            None not in column.steps
+            and _is_growing(next_steps.get(column.key, 0) - 1, column.steps)
+            for column in columns
+        ):
+            for column in columns:
+                next_steps[column.key] = column.steps[-1] + 1
+            reached[rank] = max((column.numbers[-1], column.steps[-1]) for column in columns)[1]
+            return
+        keys = [column.key for column in columns]
+        rows = (
+            (number, place, at)
+            for place, column in enumerate(columns)
+            for at, number in enumerate(column.numbers)
+        )
+        for _, place, at in sorted(rows):
+            column = columns[place]
+            step, key = column.steps[at], keys[place]
+            chosen = max(reached.get(rank, 0) if step is None else step, next_steps.get(key, 0))
+            column.steps[at], next_steps[key] = chosen, chosen + 1
+            if step is not None:
+                reached[rank] = chosen
 
-    def _values(self, text: bytes) -> Iterator[NamedValue]:
-        """Yield the metrics of a line."""
-        for name, pattern in self._patterns.items():
-            for match in pattern.values(text):
-                yield from _value(name, match)
-        yield from (item for _, item in self._unnamed(text.decode("utf-8", "replace")))
 
-    def _unnamed(self, text: str) -> Iterator[tuple[int, NamedValue]]:
-        """Yield the metrics in lines that need no pattern, each with the number of its line."""
-        lines_of_text = text.split("\n")
-        for number, line in enumerate(lines_of_text):
-            if line[:1] == "{" and line[:2] != _DICTIONARY and (values := _json_values(line)):
-                yield from ((number, value) for value in values)
-                lines_of_text[number] = ""
-        if self._finder is not None:
-            yield from self._finder.find(lines_of_text)
+def points_of(columns: Iterable[Column]) -> list[MetricPoint]:
+    """Return the values of columns, in the order of their lines."""
+    rows = [
+        (number, _as_point((*column.first[:2], step, value, *column.first[4:])))
+        for column in columns
+        for number, step, value in zip(*column[1:], strict=True)
+    ]
+    return [point for _, point in sorted(rows, key=itemgetter(0))]
+
+
+def thinned(columns: Iterable[Column], most: int = _MOST_POINTS) -> list[MetricPoint]:
+    """Return about as many points as charts can show; the extremes and the last value are kept."""
+    kept: list[Column] = []
+    size, count = 1, 0
+    for column in columns:
+        kept.append(column.extremes(size))
+        count += len(kept[-1].values)
+        if count > most:
+            # Two values of four remain, so of what follows two of as many more.
+            size *= 2
+            kept = [each.extremes(2) for each in kept]
+            count = sum(len(each.values) for each in kept)
+            most = max(most, 2 * count)
+    return [point for column in kept for point in points_of([column])]
+
+
+def _is_growing(least: int, steps: list[int]) -> bool:
+    return all(map(lt, chain((least,), steps), steps))
+
+
+def _whole(steps: list[Any]) -> list[int | None]:
+    """Return whole numbers for steps; None for what is none."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if min(steps) > -(2**63) and max(steps) < 2**63:
+            return list(map(int, steps))
+    return [None if step is None or not abs(step) < 2**63 else int(step) for step in steps]
+
+
+def _lines(texts: Iterable[tuple[int, bytes]]) -> tuple[list[int], bytes]:
+    """Return the rank of each line in texts, and the lines."""
+    ranks, parts = [], []
+    for rank, text in texts:
+        of_text = [part for part in _LINE_ENDS.split(text) if part]
+        ranks += [rank] * len(of_text)
+        parts += of_text
+    return ranks, b"\n".join(parts)
 
 
 def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
@@ -273,26 +402,35 @@ def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
     return compiled
 
 
-def _value(name: str, selected: Value) -> Iterator[NamedValue]:
-    value = _number(selected.text)
-    if value is not None:
-        yield NamedValue(name, value, _number(selected.step))
+def _json_values(texts: list[str]) -> dict[str, tuple[list[int], list[Any], list[float]]]:
+    """Return the lines, steps and values of numbers in JSON objects, and empty these lines."""
+    numbers = [n for n, text in enumerate(texts) if text[:1] == "{" and text[:2] != _DICTIONARY]
+    if not numbers:
+        return {}
+    # Together they take half the time, but one that cannot be read spoils the others.
+    objects = _read_json(f"[{','.join([texts[number] for number in numbers])}]")
+    if not isinstance(objects, list) or [*map(type, objects)] != [dict] * len(numbers):
+        objects = [_read_json(texts[number]) for number in numbers]
+    rows_of = defaultdict[str, tuple[list[int], list[Any], list[float]]](lambda: ([], [], []))
+    for number, values in zip(numbers, objects, strict=True):
+        steps = [values[key] for key in _STEPS if key in values and _is_number(values[key])]
+        step = _number(steps[0]) if steps else None
+        for name, value in values.items():
+            if name not in _STEPS and _is_number(value):
+                texts[number] = ""
+                lines_of, steps_of, values_of = rows_of[name]
+                lines_of.append(number)
+                steps_of.append(step)
+                values_of.append(float(value))
+    return rows_of
 
 
-def _json_values(text: str) -> list[NamedValue]:
-    """Return the numbers of a printed JSON object."""
+def _read_json(text: str) -> Any:
+    """Return a value; an empty object if it cannot be read."""
     try:
-        values, end = _read_json(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return []
-    if text[end:].strip(_JSON_BLANKS):
-        return []
-    step = next((_number(values[key]) for key in _STEPS if _is_number(values.get(key))), None)
-    return [
-        NamedValue(name, float(value), step)
-        for name, value in values.items()
-        if name not in _STEPS and _is_number(value)
-    ]
+        return {}
 
 
 def _is_number(value: Any) -> bool:

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import cloudjob
 from cloudjob.cli import sweeps
@@ -21,6 +22,7 @@ from cloudjob.model.text import csv_cell
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob import Job, Metric, MetricPoint
+    from cloudjob.tracking.metrics import Column
 
 
 def add_metrics(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +59,12 @@ def _metrics(options: argparse.Namespace) -> int:
     if options.resources:
         _show_resources(job, options)
         return 0
-    points = job.metric_points(_patterns(options.metric))
+    patterns = _patterns(options.metric)
     if options.json:
-        print_json([_plain(point) for point in points])
+        print_json([_plain(point) for point in job.metric_points(patterns)])
     elif options.csv:
-        _print_csv(cloudjob.MetricPoint._fields, points)
-    elif not _show_points(points):
+        _print_csv(cloudjob.MetricPoint._fields, job.metric_points(patterns))
+    elif not _show_columns(chain.from_iterable(job.metric_columns(patterns))):
         print_message(f"job {job.id} has printed no metrics")
         print_message(
             "hint: cloudjob metrics --metric 'fit=fit ([0-9.]+)' JOB; --resources shows the nodes"
@@ -107,23 +109,22 @@ class _Series:
     low: float = math.nan
     high: float = math.nan
 
-    def add(self, point: MetricPoint) -> None:
-        self.values += 1
-        self.step, self.last = point.step, point.value
-        # A comparison with NaN is false.
-        if math.isnan(self.low) or point.value < self.low:
-            self.low = point.value
-        if math.isnan(self.high) or point.value > self.high:
-            self.high = point.value
+    def add(self, column: Column) -> None:
+        self.values += len(column.values)
+        self.step, self.last = column.steps[-1], column.values[-1]
+        numbers = [value for value in (self.low, self.high, *column.values) if value == value]
+        if numbers:
+            self.low, self.high = min(numbers), max(numbers)
 
 
-def _show_points(points: Iterable[MetricPoint]) -> bool:
+def _show_columns(columns: Iterable[Column]) -> bool:
     """Print a table of all metrics; return whether there are any."""
     series_of: dict[tuple[str, int, str], _Series] = {}
-    for point in points:
+    for column in columns:
+        point = column.first
         place = point.source if point.rank is None else f"rank {point.rank}"
         rank = -1 if point.rank is None else point.rank
-        series_of.setdefault((point.title, rank, place), _Series()).add(point)
+        series_of.setdefault((point.title, rank, place), _Series()).add(column)
     # Lines of ranks arrive in any order.
     titles = list(dict.fromkeys(title for title, *_ in series_of))
     rows = [

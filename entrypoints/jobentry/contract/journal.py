@@ -177,7 +177,6 @@ class Sample(NamedTuple):
 
 Entry = Union[Phase, Sample, Hang, Slow]
 
-_MARKED_LINE = re.compile(rb"^%s(.*)\n?" % MARK, re.MULTILINE)
 _BEFORE_MARK = re.compile(rb"(?<=\n)(?=%s)" % MARK)
 # A line of the log between journal entries: the time of the lines that follow.
 _TIME = re.compile(rb'\{"time":(\d{1,12}(?:\.\d)?)\}')
@@ -261,10 +260,15 @@ def parts(data: bytes) -> Iterator[tuple[bytes, bytes | None]]:
 
     The last pair has the lines after the journal's last line, and None.
     """
-    at = 0
-    for match in _MARKED_LINE.finditer(data):
-        yield data[at : match.start()], match[1]
-        at = match.end()
+    # A regular expression takes thirty times as long.
+    at, mark = 0, data.find(MARK)
+    while mark >= 0:
+        after = mark + len(MARK)
+        if data[mark - 1 : mark] == b"\n" or not mark:
+            end = data.find(b"\n", after) + 1 or len(data) + 1
+            yield data[at:mark], data[after : end - 1]
+            at = after = end
+        mark = data.find(MARK, after)
     yield data[at:], None
 
 

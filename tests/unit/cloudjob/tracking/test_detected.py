@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudjob.tracking.detected import Finder, NamedValue, prefilter
+from cloudjob.tracking.detected import Finder, prefilter
 from cloudjob.tracking.metrics import MetricReader
 
 LINES = {
@@ -38,15 +38,13 @@ NO_METRICS = (
 )  # fmt: skip
 
 
-def find(line: str) -> list[NamedValue]:
-    return [value for _, value in Finder().find([line])]
+def find(line: str) -> list[tuple[str, float]]:
+    return [(name, value) for found in Finder().find([line]) for name, (value,) in found.values]
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_the_numbers_of_usual_lines_are_metrics(line: str):
-    value_of = {item.name: item.value for item in find(line)}
-
-    assert repr(value_of) == repr(LINES[line])
+    assert repr(dict(find(line))) == repr(LINES[line])
 
 
 @pytest.mark.parametrize("line", NO_METRICS)
@@ -67,7 +65,7 @@ def test_other_numbers_are_no_metrics(line: str):
     ],
 )
 def test_a_line_may_name_its_step(line: str, step: int | None):
-    assert [item.step for item in find(line)] == [step]
+    assert [found.steps for found in Finder().find([line])] == [[step]]
 
 
 @given(st.binary(max_size=200))
@@ -115,10 +113,22 @@ def test_lines_of_one_shape_are_searched_as_each_alone(lines: list[str]):
     ]
     lines += [f"{{'{line}': 0.5, 'loss': 2}}" for line in lines]
 
-    together = list(Finder().find(lines))
+    together = sorted(
+        (number, step, name, repr(values[place]))
+        for found in Finder().find(lines)
+        for place, (number, step) in enumerate(
+            zip(found.numbers, map(str, found.steps), strict=True)
+        )
+        for name, values in found.values
+    )
 
-    alone = [(number, value) for number, line in enumerate(lines) for value in find(line)]
-    assert repr(together) == repr(alone)
+    alone = sorted(
+        (number, str(found.steps[0]), name, repr(value))
+        for number, line in enumerate(lines)
+        for found in Finder().find([line])
+        for name, (value,) in found.values
+    )
+    assert together == alone
 
 
 def test_a_pattern_of_the_same_name_and_a_json_line_come_first():

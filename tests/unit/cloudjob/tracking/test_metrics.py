@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from cloudjob.errors import UsageError
 from cloudjob.model.kinds import check_pattern
 from cloudjob.tracking import event_files
 from cloudjob.tracking.journals import Journals, series
-from cloudjob.tracking.metrics import MetricPoint, MetricReader, Metrics
+from cloudjob.tracking.metrics import MetricPoint, MetricReader, Metrics, thinned
 from jobentry.contract import journal
 from jobentry.contract.journal import Device, Phase, RankSample, Sample
 
@@ -197,6 +198,23 @@ def test_lines_with_metrics_are_searched_together_as_they_are_one_by_one(
         points_of_runs.append([repr(point) for point in points if point.rank != 5])
 
     assert points_of_runs[0] == points_of_runs[1]
+
+
+def test_charts_of_many_values_keep_the_extremes_and_the_last_value_of_each_metric():
+    reader = MetricReader(LOSS)
+    spikes = {7: -9.0, 1111: 99.0, 1999: 0.25}
+    text = b"".join(b"[%d] loss %s\n" % (rank, b"%g" % spikes.get(number, number % 5))
+                    for number in range(2000) for rank in (0, 1))  # fmt: skip
+    pieces = re.findall(rb"(?:.*\n){100}", text)
+    columns = [each for piece in pieces for part in reader.columns(0, piece) for each in part]
+
+    for most in (100, 5000):
+        points = thinned(columns, most)
+        for rank in (0, 1):
+            value_of = {point.step: point.value for point in points if point.rank == rank}
+            assert {step: value_of.get(step) for step in spikes} == spikes
+            assert [*value_of] == sorted(value_of)
+        assert len(points) == 4000 if most == 5000 else 100 <= len(points) <= 1000
 
 
 def test_scalars_of_an_event_file_are_read():
