@@ -66,8 +66,6 @@ _USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
 # From here on a rank counts as busy: percent of one CPU, bytes a second, and, for one that waits
 # for the network, how often it wakes up in a second.
 _BUSY_PERCENT, _BUSY_BYTES_S, _BUSY_WAKES_S = 5, 100_000.0, 1.0
-# A look that comes so much later than it should shows that this process was suspended.
-_LATE_S, _LEAST_LATE_S = 10.0, 3.0
 # A device computes from here on: percent of its power limit, or of the time if that is not known.
 # A collective that waits for another rank keeps a GPU busy all the time, at little power.
 _COMPUTES_AT_POWER, _COMPUTES_AT_PERCENT = 40, 5
@@ -168,12 +166,20 @@ class Devices(NamedTuple):
     ask: Callable[[], Mapping[int, Launched]] = collectives.ask
 
 
-class StandingRanks:
-    """The ranks of this node that do not move; one thread uses it.
+class Pace(NamedTuple):
+    """How long a second is.
 
     Args:
         scale: A factor for all times but the cost of looking.
+        now_s: A clock that stands still while this process is suspended: its ranks may be, too.
     """
+
+    scale: float = 1.0
+    now_s: Callable[[], float] = time.monotonic
+
+
+class StandingRanks:
+    """The ranks of this node that do not move; one thread uses it."""
 
     def __init__(
         self,
@@ -181,25 +187,24 @@ class StandingRanks:
         paths: NodePaths,
         node: int,
         on: Reports,
-        scale: float = 1.0,
-        devices: Devices = Devices(),  # noqa: B008 (it cannot change)
+        pace: Pace = Pace(),  # noqa: B008 (it cannot change)
+        devices: Devices = Devices(),  # noqa: B008
     ) -> None:
         self._ranks = ranks
         self._paths = paths
         self._node = node
         self._on = on
+        self._scale, self._now_s = pace
         self._devices = devices
         self._launched: dict[int, Launched] = {}
         self._asked_at_s = -math.inf
         self._sources = Sources()
         self._group = find_group("/proc", "/sys")
-        self._shared_at_s = time.monotonic()
+        self._shared_at_s = self._looked_at_s = self._now_s()
         self._throttled_s = self._throttled()
-        self._scale = scale
         self._processes = RankProcesses(ranks, paths)
         self._states: dict[int, _Rank] = {}
         self._longest_s: dict[object, float] = {}
-        self._looked_at_s = time.monotonic()
         self._cost_s = 0.0
         self._native = NativeStacks()
         self._once_s = 0.0
@@ -222,8 +227,7 @@ class StandingRanks:
         """Look at all ranks once, and report those that have not moved for long."""
         begun_s = time.thread_time()
         self._once_s = 0.0
-        now_s = time.monotonic()
-        self._leave_out_suspension(now_s)
+        now_s = self._now_s()
         states = {rank: state for rank, state in self._ranks.states().items() if not state.end}
         for rank in [rank for rank in self._states if rank not in states]:
             self._states.pop(rank).forget()
@@ -232,8 +236,7 @@ class StandingRanks:
         self._measure(now_s)
         self._report(now_s)
         self._share(now_s)
-        # A look may take seconds on a busy machine; that is no suspension.
-        self._looked_at_s = time.monotonic()
+        self._looked_at_s = now_s
         cost_s = time.thread_time() - begun_s - self._once_s
         # A single expensive look, which gives calls their names, hardly changes the interval.
         self._cost_s = 0.9 * self._cost_s + 0.1 * cost_s
@@ -261,17 +264,6 @@ class StandingRanks:
 
     def _readable(self) -> list[_Rank]:
         return [each for each in self._states.values() if each.target is not None]
-
-    def _leave_out_suspension(self, now_s: float) -> None:
-        """Count no time in which this process did not run: its ranks may not have run either.
-
-        A rank that stands still goes on to do so: without a report of it, a hang would seem over.
-        """
-        late_s = now_s - self._looked_at_s - self.pause_s
-        if late_s > max(self._scaled(_LATE_S), _LEAST_LATE_S):
-            for each in self._states.values():
-                each.since_s += late_s
-                each.usage = deque(usage._replace(at_s=usage.at_s + late_s) for usage in each.usage)
 
     # -- the calls --------------------------------------------------------------------------------
 

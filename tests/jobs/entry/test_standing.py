@@ -23,7 +23,7 @@ from jobentry.contract.waits import Wait
 from jobentry.node.collectives import Launched
 from jobentry.node.local_ranks import LocalRanks
 from jobentry.node.profiling import take_profile
-from jobentry.node.standing import Devices, Reports, StandingRanks
+from jobentry.node.standing import Devices, Pace, Reports, StandingRanks
 from jobentry.system import linux
 
 # A wrapper: its child is the program of the rank.
@@ -50,7 +50,7 @@ class Node:
             paths,
             3,
             Reports(self.reports.append, lambda shares: None),
-            SCALE,
+            Pace(SCALE),
             Devices(lambda: self.devices, lambda: self.launched),
         )
 
@@ -297,21 +297,6 @@ def test_a_program_that_is_no_python_is_not_reported(node: Node, until: Callable
     assert set(node.await_all(1)) == {1}
 
 
-def test_a_rank_still_stands_after_its_node_was_suspended_and_that_time_does_not_count(node: Node):
-    node.start_python(0, "import time\ntime.sleep(600)")
-    before_s = node.await_all(0)[0].still_s
-    (rank,) = node.standing._states.values()
-
-    # All that happened a minute earlier.
-    node.standing._looked_at_s -= 60
-    rank.since_s -= 60
-    rank.usage = type(rank.usage)(each._replace(at_s=each.at_s - 60) for each in rank.usage)
-    standing = node.found()[0]
-
-    assert before_s <= standing.still_s < before_s + 60
-    assert standing.activity is Activity.IDLE
-
-
 def test_a_rank_is_still_reported_if_looks_are_so_rare_that_each_measurement_is_old(node: Node):
     """Without a report it would seem to move. Looks are rare where one of them costs much."""
     node.start_python(0, "import time\ntime.sleep(600)")
@@ -320,17 +305,6 @@ def test_a_rank_is_still_reported_if_looks_are_so_rare_that_each_measurement_is_
     time.sleep(1.1 * 60 * SCALE)
 
     assert set(node.found()) == {0}
-
-
-def test_a_look_that_takes_long_is_no_suspension(node: Node):
-    """On a busy machine it takes seconds to read the names of the calls in large libraries."""
-    node.start_python(0, "import time\ntime.sleep(600)")
-    before = node.await_all(0)[0]
-    node.standing._on = node.standing._on._replace(shares=lambda _: time.sleep(3.2))
-    node.standing._shared_at_s = -60.0
-    node.found()
-
-    assert node.found()[0].still_s > before.still_s + 3.0
 
 
 def test_the_end_of_a_rank_ends_its_report(node: Node, until: Callable[..., None]):
