@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol, Sequence, TypeVar
 from jobentry.contract.stacks import Frame, ThreadStack
 from jobentry.contract.stacks import Wait as Wait
 
+# The operation of a rank that waits until a key is in PyTorch's store.
+STORE = "store"
 # The waits that another rank can end.
 OF_RANKS = frozenset((Wait.RANKS, Wait.START))
 
@@ -104,7 +106,7 @@ _KERNEL_CALLS = (
 # thread may run.
 _NATIVE_CALLS = (
     (r"P?MPI_(Init|Comm_connect|Comm_accept)\w*", Wait.START),
-    (r"c10d::\w*Store::(wait|get|check|doWait)\w*", Wait.START),
+    (r"c10d::\w*Store::(wait|get|check|doWait)\w*", Wait.RANKS),
     (r"ompi_mpi_finalize", Wait.RANKS),
     # DistributedDataParallel waits at the end of backward().
     (r"c10d::Reducer::finalize_backward", Wait.RANKS),
@@ -120,10 +122,11 @@ _NATIVE_CALLS = (
 )  # fmt: skip
 _NATIVE_WAITS = tuple((re.compile(pattern), wait) for pattern, wait in _NATIVE_CALLS)
 # Native functions that tell in which operation a rank waits, where no line of Python does.
-_MPI_OPERATION = re.compile(r"P?MPI_(Finalize|Comm_(?:dup|split|create)\w*|Win_fence)")
+_MPI_OPERATION = re.compile(r"P?MPI_(Finalize|Comm_(?:dup|split|create)\w*|Win_(?:fence|lock\w*))")
 _NATIVE_OPERATIONS = {
     "ompi_mpi_finalize": "finalize",  # what Open MPI goes on to
     "c10d::Reducer::finalize_backward": "backward",
+    "c10d::TCPStore::doWait": STORE,
 }
 _WORDS = {
     Wait.START: "waiting for other ranks to start",
@@ -199,8 +202,7 @@ def _native_wait(thread: ThreadStack) -> tuple[str, Wait]:
 
 def _blocked_cause(thread: ThreadStack, library: Cause | None) -> Cause:
     """Return what a sleeping thread waits for."""
-    of_libraries = itertools.takewhile(lambda frame: not is_own(frame), thread.frames)
-    if wait_in_libraries(tuple(of_libraries)) is Wait.DATA:
+    if wait_in_libraries(thread.frames) is Wait.DATA:
         return _FOR_DATA
     kernel = next(
         (Cause(wait, text) for name, wait, text in _KERNEL_CALLS if name in thread.waits_in), None
@@ -235,12 +237,8 @@ def operation_of(thread: ThreadStack) -> str:
 
 
 def wait_in_libraries(frames: Sequence[Frame]) -> Wait | None:
-    """Return what calls of libraries wait for, if that is a device or a data loader.
-
-    Args:
-        frames: From the innermost call to one of the job's own code.
-    """
-    for frame in frames:
+    """Return what calls of libraries wait for, if it is a device or a data loader."""
+    for frame in itertools.takewhile(lambda frame: not is_own(frame), frames):
         cause = _library_cause([frame])
         if cause is not None and cause.wait in (Wait.DEVICE, Wait.DATA):
             return cause.wait

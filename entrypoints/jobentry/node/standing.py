@@ -31,6 +31,7 @@ from jobentry.contract.waits import (
     operation_of,
     place_in_child,
     place_of,
+    wait_in_libraries,
 )
 from jobentry.node import collectives, connections
 from jobentry.node.collectives import Launched
@@ -397,7 +398,8 @@ class StandingRanks:
             thread = thread._replace(native=self._native_calls(thread.thread))
         rank.stack, rank.stalls = thread, StallReports(self._paths.rank_log(number), thread)
         rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
-        if cause_of(thread).wait is Wait.DATA:
+        # It may be awake just now.
+        if wait_in_libraries(thread.frames) is Wait.DATA:
             rank.loader = self._loader_of(thread.thread)
         if not rank.is_launcher and cause_of(thread).wait is not Wait.CHILD:
             return
