@@ -260,13 +260,12 @@ def place_of(frames: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in frames if is_own(frame)), frames[0] if frames else None)
 
 
-def place_in_child(frames: Sequence[Frame]) -> Frame | None:
-    """Return where a process that its rank has forked is in the job's own code; None if it is not.
+def of_child(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the calls of a process that its rank has forked, the innermost first.
 
     Below its first call are those of the rank at the time of the fork.
     """
-    inner = itertools.takewhile(lambda frame: not _FORK.search(frame.file), frames)
-    return next(filter(is_own, inner), None)
+    return tuple(itertools.takewhile(lambda frame: not _FORK.search(frame.file), frames))
 
 
 def is_own(frame: Frame) -> bool:

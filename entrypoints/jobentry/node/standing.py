@@ -27,9 +27,9 @@ from jobentry.contract.waits import (
     Wait,
     cause_of,
     is_own,
+    of_child,
     operation,
     operation_of,
-    place_in_child,
     place_of,
     wait_in_libraries,
 )
@@ -57,8 +57,8 @@ _PERIOD_S, _OLD_PERIOD_S = 1.0, 0.2
 _LEAST_PERIOD_S = 0.02
 # The time over which it is counted what a rank does, before that is reported.
 _SHARES_S = 60.0
-# The share of one CPU that looking may use.
-_CPU_SHARE = 0.003
+# The share of one CPU that looks may use, with what they read only once for each place 0.003.
+_CPU_SHARE = 0.0025
 # After how many seconds at one place a rank's usage is measured, its calls get names, and it is
 # reported; and how often the report is repeated.
 _MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 30.0, 15.0
@@ -213,7 +213,7 @@ class StandingRanks:
         # What each connection of this node has carried.
         self._carried: dict[int, int] = {}
         self._reported_at_s = 0.0
-        self._reported: list[object] = []
+        self._reported: list[int] = []
 
     @property
     def pause_s(self) -> float:
@@ -396,6 +396,8 @@ class StandingRanks:
             return
         if not thread.frames or cause_of(thread).wait in _UNCLEAR:
             thread = thread._replace(native=self._native_calls(thread.thread))
+        if rank.child:
+            thread = thread._replace(frames=of_child(thread.frames) or thread.frames)
         rank.stack, rank.stalls = thread, StallReports(self._paths.rank_log(number), thread)
         rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
         # It may be awake just now.
@@ -419,7 +421,7 @@ class StandingRanks:
         for child in self._children(process):
             stacks = stacks_of(child, with_threads=False)
             for thread in stacks[0] if stacks else ():
-                place = place_in_child(thread.frames)
+                place = next(filter(is_own, of_child(thread.frames)), None)
                 if place is not None:
                     return f"its process {child} is in {_where(place)}, {cause_of(thread).text}"
         return ""
@@ -440,18 +442,12 @@ class StandingRanks:
     # -- the report -------------------------------------------------------------------------------
 
     def _report(self, now_s: float) -> None:
-        standing = [
-            report
-            for number, rank in sorted(self._states.items())
-            if (report := self._standing(number, rank, now_s)) is not None
-        ]
-        standing = self._compared(standing, now_s)
-        # What changes all the time is only sent with the rest.
-        essence: list[object] = [(*each[:7], each.missing, each.late) for each in standing]
-        is_due = bool(standing) and now_s - self._reported_at_s >= self._scaled(_REFRESH_S)
-        if essence != self._reported or is_due:
-            self._reported, self._reported_at_s = essence, now_s
-            self._on.standing(standing)
+        old = sorted(number for number, rank in self._states.items() if self._stands(rank, now_s))
+        is_due = bool(old) and now_s - self._reported_at_s >= self._scaled(_REFRESH_S)
+        if old != self._reported or is_due:
+            self._reported, self._reported_at_s = old, now_s
+            standing = [self._standing(number, self._states[number], now_s) for number in old]
+            self._on.standing(self._compared(standing, now_s))
 
     def _compared(self, standing: list[Standing], now_s: float) -> list[Standing]:
         """Add what the devices of this node do, and what ranks have launched on them."""
@@ -479,16 +475,18 @@ class StandingRanks:
         }
         return {rank: collectives.joined(each) for rank, each in of_ranks.items() if each}
 
-    def _standing(self, number: int, rank: _Rank, now_s: float) -> Standing | None:
-        """Return a rank that has been at one place for long; None if it has not, or who knows."""
-        still_s = now_s - rank.since_s
-        is_old = still_s >= self._scaled(_REPORTED_S) and not rank.is_launcher
-        if rank.stack is None or rank.stalls is None or not is_old:
-            return None
-        used = _used(rank.usage, self._scaled(_LEAST_WINDOW_S))
-        if used is None or rank.target is None:
-            return None
-        process = rank.target.process
+    def _stands(self, rank: _Rank, now_s: float) -> bool:
+        """Whether a rank has been at one place for long, and it is known what it has used there."""
+        if rank.stack is None or rank.is_launcher:
+            return False
+        has_used = len(rank.usage) > 1 and _window_s(rank.usage) >= self._scaled(_LEAST_WINDOW_S)
+        return has_used and now_s - rank.since_s >= self._scaled(_REPORTED_S)
+
+    def _standing(self, number: int, rank: _Rank, now_s: float) -> Standing:
+        """Return what a rank does that has been at one place for long."""
+        assert rank.stack is not None
+        assert rank.stalls is not None
+        used, process = _used(rank.usage), rank.stack.thread
         state, waits_in = state_of(process, process)
         thread = rank.stack._replace(state=state, waits_in=waits_in)
         cause = cause_of(thread)
@@ -501,7 +499,7 @@ class StandingRanks:
             "; ".join(filter(None, (cause.text, rank.child, rank.loader))),
             place_of(thread.frames) or Frame("", 0, ""),
             operation_of(thread),
-            still_s,
+            now_s - rank.since_s,
             self._longest_s.get(_key(thread), 0.0),
             round(100 * used.ticks * TICK_S / used.at_s),
             used.moved_bytes / used.at_s,
@@ -576,14 +574,16 @@ def _activity(cause: Cause, used: _Usage) -> Activity:
     return Activity.IDLE
 
 
-def _used(usage: Sequence[_Usage], least_s: float) -> _Usage | None:
+def _window_s(usage: Sequence[_Usage]) -> float:
+    return usage[-1].at_s - usage[0].at_s
+
+
+def _used(usage: Sequence[_Usage]) -> _Usage:
     """Return what was used between the first and the last measurement, and in which time."""
-    if len(usage) < 2 or usage[-1].at_s - usage[0].at_s < least_s:
-        return None
     first, last = usage[0], usage[-1]
     # A process that has ended takes its numbers with it.
     return _Usage(
-        last.at_s - first.at_s,
+        _window_s(usage),
         max(0, last.ticks - first.ticks),
         max(0, last.moved_bytes - first.moved_bytes),
         max(0, last.wakes - first.wakes),

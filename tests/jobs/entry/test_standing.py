@@ -153,13 +153,19 @@ def test_what_a_rank_does_tells_one_that_computes_from_one_that_waits(node: Node
     node.start_python(2, "import time\ntime.sleep(600)")
     node.start_python(3, "import time\nclass comm: Barrier = time.sleep\ncomm.Barrier(600)")
 
-    standing_of = node.await_all(0, 1, 2, 3)
+    node.start_python(
+        4, "import asyncio\nasync def serve():\n    while True: await asyncio.sleep(.05)\n"
+        "asyncio.run(serve())"
+    )  # fmt: skip
+
+    standing_of = node.await_all(0, 1, 2, 3, 4)
 
     assert {rank: (each.activity, each.wait) for rank, each in standing_of.items()} == {
         0: (Activity.BUSY, Wait.NOTHING),
         1: (Activity.BUSY, Wait.NOTHING),
         2: (Activity.IDLE, Wait.SLEEP),
         3: (Activity.WAITING, Wait.RANKS),
+        4: (Activity.BUSY, Wait.EVENTS),
     }
     assert standing_of[3].operation == "barrier"
 
@@ -282,12 +288,22 @@ def test_the_program_that_a_shell_or_a_launcher_has_started_counts(node: Node):
     node.start(0, "bash", "-c", f"{command}; echo")
     node.start_python(1, f"import subprocess\nsubprocess.run({command.split()})")
 
-    standing_of = node.await_all(0, 1)
+    node.start_python(
+        2,
+        "import multiprocessing\nfork = multiprocessing.get_context('fork')\n"
+        "queue = fork.Queue()\nprocess = fork.Process(target=queue.put, args=(bytes(10**6),))\n"
+        "process.start()\nprocess.join()\n",
+    )
+
+    standing_of = node.await_all(0, 1, 2)
 
     assert [standing_of[rank].place.function for rank in (0, 1)] == ["inner", "inner"]
     assert standing_of[0].does == "sleeping"
     waits = r"sleeping; process \d+, for which <module>\(\) at job1\.py:2 waits"
     assert re.fullmatch(waits, standing_of[1].does), standing_of[1]
+    # It waits at its end, not where it was forked.
+    assert "for which <module>() at job2.py:6 waits" in standing_of[2].does
+    assert standing_of[2].place.file != "job2.py"
 
 
 def test_a_program_that_is_no_python_is_not_reported(node: Node, until: Callable[..., None]):
