@@ -65,7 +65,7 @@ _MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 30.0, 15.0
 # Usage is measured at these intervals, over at least this time, and over little more than that one.
 _USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
 # From here on a rank counts as busy: percent of one CPU, bytes a second, and, for one that waits
-# for the network, how often it wakes up in a second.
+# for the network or for events, how often it wakes up in a second.
 _BUSY_PERCENT, _BUSY_BYTES_S, _BUSY_WAKES_S = 5, 100_000.0, 1.0
 # A device computes from here on: percent of its power limit, or of the time if that is not known.
 # A collective that waits for another rank keeps a GPU busy all the time, at little power.
@@ -564,7 +564,9 @@ def _activity(cause: Cause, used: _Usage) -> Activity:
         return Activity.GONE
     if cause.wait in OF_RANKS or cause.wait is Wait.DEVICE:
         return Activity.WAITING
-    is_talking = cause.wait is Wait.NETWORK and used.wakes >= _BUSY_WAKES_S * used.at_s
+    is_talking = (
+        cause.wait in (Wait.NETWORK, Wait.EVENTS) and used.wakes >= _BUSY_WAKES_S * used.at_s
+    )
     cpu_percent = 100 * used.ticks * TICK_S / used.at_s
     moves_data = used.moved_bytes >= _BUSY_BYTES_S * used.at_s
     # One that is ready to run may get little of a busy CPU.
