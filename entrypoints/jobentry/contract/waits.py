@@ -112,7 +112,7 @@ _NATIVE_CALLS = (
     (r"c10d::Reducer::finalize_backward", Wait.RANKS),
     (r"P?MPI_(I?[Bb]arrier|I?[Bb]cast|\w*[Aa]ll\w+|I?[Rr]educe\w*|Reduce\w*|I?[Gg]ather\w*"
      r"|I?[Ss]catter\w*|I?(Ex)?[Ss]can|[SRB]?[Ss]end|Recv|Mrecv|Sendrecv\w*|M?[Pp]robe|Wait\w*"
-     r"|Win_(fence|wait|lock\w*|unlock\w*|complete)|Finalize|Comm_(dup|split|create)\w*"
+     r"|Win_(fence|wait|lock\w*|unlock\w*|flush\w*|complete)|Finalize|Comm_(dup|split|create)\w*"
      r"|File_(open|close|set_\w+|\w+_(all|ordered)(_end)?))",
      Wait.RANKS),
     (r"(gloo|c10d|horovod)::.*([Ww]ait|[Bb]arrier|[Rr]educe|[Gg]ather|[Bb]roadcast)\w*",
@@ -122,7 +122,9 @@ _NATIVE_CALLS = (
 )  # fmt: skip
 _NATIVE_WAITS = tuple((re.compile(pattern), wait) for pattern, wait in _NATIVE_CALLS)
 # Native functions that tell in which operation a rank waits, where no line of Python does.
-_MPI_OPERATION = re.compile(r"P?MPI_(Finalize|Comm_(?:dup|split|create)\w*|Win_(?:fence|lock\w*))")
+_MPI_OPERATION = re.compile(
+    r"P?MPI_(Finalize|Comm_(?:dup|split|create)\w*|Win_(?:fence|(?:lock|flush)\w*))"
+)
 _NATIVE_OPERATIONS = {
     "ompi_mpi_finalize": "finalize",  # what Open MPI goes on to
     "c10d::Reducer::finalize_backward": "backward",

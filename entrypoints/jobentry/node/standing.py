@@ -66,7 +66,7 @@ _MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 30.0, 15.0
 _USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
 # From here on a rank counts as busy: percent of one CPU, bytes a second, and, for one that waits
 # for the network or for events, how often it wakes up in a second.
-_BUSY_PERCENT, _BUSY_BYTES_S, _BUSY_WAKES_S = 5, 100_000.0, 1.0
+_BUSY_PERCENT, _BUSY_BYTES_S, _BUSY_WAKES_S = 5, 100_000.0, 0.5
 # A device computes from here on: percent of its power limit, or of the time if that is not known.
 # A collective that waits for another rank keeps a GPU busy all the time, at little power.
 _COMPUTES_AT_POWER, _COMPUTES_AT_PERCENT = 40, 5

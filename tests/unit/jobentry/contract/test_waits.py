@@ -150,7 +150,9 @@ def test_operations_have_one_name_whatever_the_library():
     assert operation_of(ended._replace(frames=(OWN,), native=split)) == "commsplit"
     assert operation_of(ended._replace(frames=(OWN,), native=(send, *split))) == ""
     lock, key = NativeCall("PMPI_Win_lock", "x"), NativeCall("c10d::TCPStore::doWait", "x")
+    flush = NativeCall("MPI_Win_flush", "x")
     assert operation_of(ended._replace(frames=(OWN,), native=(lock,))) == "winlock"
+    assert operation_of(ended._replace(frames=(OWN,), native=(flush,))) == "winflush"
     in_store = ended._replace(frames=(OWN,), native=(key,))
     assert operation_of(in_store) == "store"
     assert cause_of(in_store).text == "waiting for other ranks (c10d::TCPStore::doWait)"
