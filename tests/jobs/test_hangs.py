@@ -104,7 +104,8 @@ def test_a_stopped_rank_is_named(cloud, start, poll):
 
     headline = await_report(cloud, poll, job)[0]
 
-    assert headline.startswith("the job hangs: rank 2 on node 0 is stopped by a signal")
+    expected = "the job hangs: rank 2 on node 0 is stopped by a signal in stuck() at job.py:"
+    assert headline.startswith(expected)
 
 
 ALL_WAIT = {

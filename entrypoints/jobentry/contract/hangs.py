@@ -352,7 +352,9 @@ def _who(group: Group) -> str:
 def _is_doing(group: Group) -> str:
     verb = "is" if len(group.ranks) == 1 else "are"
     if group.activity is Activity.GONE:
-        return f"{verb} {group.does}"
+        what, _, more = group.does.partition("; ")
+        place = f" {_located(group)}" if group.place.file else ""
+        return f"{verb} {what}{place}" + (f" ({more})" if more else "")
     if group.activity is Activity.BUSY:
         return f"{verb} busy {_located(group)} ({group.cpu_percent} % CPU), perhaps only slow"
     return f"{verb} stuck {_located(group)} ({group.does})"

@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol, Sequence, TypeVar
 from jobentry.contract.stacks import Frame, ThreadStack
 from jobentry.contract.stacks import Wait as Wait
 
+# The operation of a rank that waits until a key is in PyTorch's store.
+STORE = "store"
 # The waits that another rank can end.
 OF_RANKS = frozenset((Wait.RANKS, Wait.START))
 
@@ -102,13 +104,13 @@ _KERNEL_CALLS = (
 # thread may run.
 _NATIVE_CALLS = (
     (r"P?MPI_(Init|Comm_connect|Comm_accept)\w*", Wait.START),
-    (r"c10d::\w*Store::(wait|get|check|doWait)\w*", Wait.START),
+    (r"c10d::\w*Store::(wait|get|check|doWait)\w*", Wait.RANKS),
     (r"ompi_mpi_finalize", Wait.RANKS),
     # DistributedDataParallel waits at the end of backward().
     (r"c10d::Reducer::finalize_backward", Wait.RANKS),
     (r"P?MPI_(I?[Bb]arrier|I?[Bb]cast|\w*[Aa]ll\w+|I?[Rr]educe\w*|Reduce\w*|I?[Gg]ather\w*"
      r"|I?[Ss]catter\w*|I?(Ex)?[Ss]can|[SRB]?[Ss]end|Recv|Mrecv|Sendrecv\w*|M?[Pp]robe|Wait\w*"
-     r"|Win_(fence|wait|lock\w*|unlock\w*|complete)|Finalize|Comm_(dup|split|create)\w*"
+     r"|Win_(fence|wait|lock\w*|unlock\w*|flush\w*|complete)|Finalize|Comm_(dup|split|create)\w*"
      r"|File_(open|close|set_\w+|\w+_(all|ordered)(_end)?))",
      Wait.RANKS),
     (r"(gloo|c10d|horovod)::.*([Ww]ait|[Bb]arrier|[Rr]educe|[Gg]ather|[Bb]roadcast)\w*",
@@ -117,10 +119,13 @@ _NATIVE_CALLS = (
      r"Synchronize\w*", Wait.DEVICE),
 )  # fmt: skip
 # Native functions that tell in which operation a rank waits, where no line of Python does.
-_MPI_OPERATION = re.compile(r"P?MPI_(Finalize|Comm_(?:dup|split|create)\w*|Win_fence)")
+_MPI_OPERATION = re.compile(
+    r"P?MPI_(Finalize|Comm_(?:dup|split|create)\w*|Win_(?:fence|(?:lock|flush)\w*))"
+)
 _NATIVE_OPERATIONS = {
     "ompi_mpi_finalize": "finalize",  # what Open MPI goes on to
     "c10d::Reducer::finalize_backward": "backward",
+    "c10d::TCPStore::doWait": STORE,
 }
 _WORDS = {
     Wait.START: "waiting for other ranks to start",
@@ -196,8 +201,7 @@ def _native_wait(thread: ThreadStack) -> tuple[str, Wait]:
 
 def _blocked_cause(thread: ThreadStack, library: Cause | None) -> Cause:
     """Return what a sleeping thread waits for."""
-    of_libraries = itertools.takewhile(lambda frame: not is_own(frame), thread.frames)
-    if wait_in_libraries(tuple(of_libraries)) is Wait.DATA:
+    if wait_in_libraries(thread.frames) is Wait.DATA:
         return _FOR_DATA
     kernel = next(
         (Cause(wait, text) for name, wait, text in _KERNEL_CALLS if name in thread.waits_in), None
@@ -232,12 +236,8 @@ def operation_of(thread: ThreadStack) -> str:
 
 
 def wait_in_libraries(frames: Sequence[Frame]) -> Wait | None:
-    """Return what calls of libraries wait for, if that is a device or a data loader.
-
-    Args:
-        frames: From the innermost call to one of the job's own code.
-    """
-    for frame in frames:
+    """Return what calls of libraries wait for, if it is a device or a data loader."""
+    for frame in itertools.takewhile(lambda frame: not is_own(frame), frames):
         cause = _library_cause([frame])
         if cause is not None and cause.wait in (Wait.DEVICE, Wait.DATA):
             return cause.wait
@@ -259,13 +259,12 @@ def place_of(frames: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in frames if is_own(frame)), frames[0] if frames else None)
 
 
-def place_in_child(frames: Sequence[Frame]) -> Frame | None:
-    """Return where a process that its rank has forked is in the job's own code; None if it is not.
+def of_child(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the calls of a process that its rank has forked, the innermost first.
 
     Below its first call are those of the rank at the time of the fork.
     """
-    inner = itertools.takewhile(lambda frame: not _FORK.search(frame.file), frames)
-    return next(filter(is_own, inner), None)
+    return tuple(itertools.takewhile(lambda frame: not _FORK.search(frame.file), frames))
 
 
 def is_own(frame: Frame) -> bool:

@@ -168,7 +168,9 @@ def _deadlock(job: _Job, limits: Limits) -> Hang | None:
         is_starting = any(each.wait is Wait.START for each in job.waiting)
         if job.still_s < (limits.start_s if is_starting else limits.wait_s):
             return None
-        return _hang(Rule.DEADLOCK, Confidence.HIGH, job, ())
+        # A thread of any rank may add the key to the store.
+        in_store = any(each.operation == waits.STORE for each in job.waiting)
+        return _hang(Rule.DEADLOCK, Confidence.MEDIUM if in_store else Confidence.HIGH, job, ())
     quiet_s = min(each.quiet_s for each in job.waiting)
     limit_s = max(limits.wait_s, _learned_s(job.waiting))
     if min(job.still_s, quiet_s) < limit_s:

@@ -28,6 +28,7 @@ from jobentry.node.journal import Journal
 from jobentry.node.local_ranks import End, LocalRanks
 from jobentry.node.rank_output import RankOutput
 from jobentry.system import processes
+from jobentry.system.awake import AwakeClock
 
 if TYPE_CHECKING:
     from jobentry.contract.hangs import Standing
@@ -44,12 +45,8 @@ FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 STOPPED_LIMIT_S = 10.0
 _LAST_S = 2.0
 _TICK_S = 0.5
-# The period of a clock. If the node was itself suspended, a tick counts at most this many seconds:
-# it knows nothing about the other side.
+# The period of a clock.
 _CLOCK_S = 1.0
-_MAX_TICK_S = 3.0
-# Seconds after the end of a suspension in which what was lost meanwhile is noticed.
-_RESUME_S = 30.0
 # A rank writes lines of 2,000 bytes at most; a script may write anything.
 _EVENT_LIMIT_BYTES = 16 * 1024
 # How much of a child's output is read at once.
@@ -110,6 +107,7 @@ class NodeLoop:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.now_s = now_s
+        self.awake = AwakeClock(now_s)
         node, paths, journal = setup.node, setup.paths, setup.journal
         self._node = node
         self._on = events
@@ -130,8 +128,6 @@ class NodeLoop:
         self.own_children = set(setup.child_ids)
         self._has_dead_children = True
         self._reap_at = 0.0
-        # When the clock last ticked, and the last suspension: its length, and when it ended.
-        self._ticked_at_s, self._gap_s, self._resumed_at_s = float("inf"), 0.0, float("-inf")
         self._listen()
         journal.watch(self.ranks, paths)
         self.ranks.device_errors = journal.device_errors
@@ -146,7 +142,7 @@ class NodeLoop:
 
     def _standing_ranks(self, paths: NodePaths, journal: Journal) -> StandingRanks:
         """Return what looks for ranks of this node that do not move, or are slow, in a thread."""
-        from jobentry.node.standing import Devices, Reports, StandingRanks
+        from jobentry.node.standing import Devices, Pace, Reports, StandingRanks
 
         def changed(standing: list[Standing]) -> None:
             self.post(lambda: self._on.ranks_stand(standing))
@@ -156,7 +152,8 @@ class NodeLoop:
 
         node = self._node
         reports, devices = Reports(changed, shared), Devices(lambda: journal.devices)
-        return StandingRanks(self.ranks, paths, node.node, reports, node.hang_scale, devices)
+        pace = Pace(node.hang_scale, self.awake.now_s)
+        return StandingRanks(self.ranks, paths, node.node, reports, pace, devices)
 
     def read_events(self) -> None:
         """Read what the ranks of this node report."""
@@ -207,35 +204,21 @@ class NodeLoop:
         return name in self._timers
 
     def start_clock(self, tick: Callable[[float], None]) -> None:
-        """Call ``tick`` about once a second with the seconds since the last time."""
-        self._ticked_at_s = begun_s = self.now_s()
+        """Call ``tick`` about once a second with the seconds since the last time.
+
+        A suspended node knows nothing about the other side, so that time does not count.
+        """
+        begun_s = self.awake.now_s()
 
         def run() -> None:
-            self._note_suspension()
             self.start_clock(tick)
-            tick(min(self.now_s() - begun_s, _MAX_TICK_S))
+            tick(self.awake.now_s() - begun_s)
 
         self.schedule("clock", _CLOCK_S, run)
-
-    def _note_suspension(self) -> None:
-        now_s = self.now_s()
-        gap_s = now_s - self._ticked_at_s
-        if gap_s > _MAX_TICK_S:
-            # A machine may be slow for some seconds when it goes on.
-            self._gap_s, self._resumed_at_s = max(gap_s, self._recent_gap_s(now_s)), now_s
-
-    def _recent_gap_s(self, now_s: float) -> float:
-        return self._gap_s if now_s - self._resumed_at_s < _RESUME_S else 0.0
-
-    def suspended_s(self) -> float:
-        """Return for how long this process was suspended until a moment ago; 0 if it was not."""
-        self._note_suspension()
-        return self._recent_gap_s(self.now_s())
 
     def stop_clock(self) -> None:
         """Stop calling the function of ``start_clock``."""
         self.cancel("clock")
-        self._ticked_at_s = float("inf")
 
     def post(self, action: Callable[[], None]) -> None:
         """Run ``action`` in the loop; other threads may call this."""
@@ -247,6 +230,7 @@ class NodeLoop:
     def step(self) -> None:
         """Wait for the next event, and handle it."""
         ready = self.selector.select(self._wait_s())
+        self.awake.now_s()
         # Read events first, so that a signal also reaches a rank that has just started.
         self.read_events()
         for key, _ in ready:

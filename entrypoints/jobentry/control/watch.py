@@ -36,7 +36,7 @@ _MOST_MESSAGES = 10
 
 
 class _Report(NamedTuple):
-    """What a node has reported, and when it arrived, by the clock of the loop."""
+    """What a node has reported, and when it arrived, by a clock that counts no suspension."""
 
     at_s: float
     standing: tuple[Standing, ...]
@@ -77,7 +77,7 @@ class HangWatch:
         if confirmed is None:
             return None
         return confirmed._replace(
-            at=time.time(), lasted_s=lasted_s(self._state, self._loop.now_s())
+            at=time.time(), lasted_s=lasted_s(self._state, self._loop.awake.now_s())
         )
 
     def take_rows(self, node: int, values: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class HangWatch:
 
     def take(self, node: int, standing: list[Standing]) -> None:
         """Take all ranks of a node that have not moved for long."""
-        self._reports[node] = _Report(self._loop.now_s(), tuple(standing))
+        self._reports[node] = _Report(self._loop.awake.now_s(), tuple(standing))
         if standing and not self._loop.is_scheduled(_TIMER):
             self._evaluate()
 
@@ -98,7 +98,7 @@ class HangWatch:
             return
         if self._state.confirmed or any(each.standing for each in self._reports.values()):
             self._loop.schedule(_TIMER, self._node.hang_scale * _PERIOD_S, self._evaluate)
-        now_s = self._loop.now_s()
+        now_s = self._loop.awake.now_s()
         running = self._running()
         if not running or not self._is_known(now_s):
             return
@@ -182,7 +182,7 @@ class HangWatch:
         )
 
     def _write(self, hang: Hang) -> None:
-        self._written_s = self._loop.now_s()
+        self._written_s = self._loop.awake.now_s()
         self._journal.add(hang)
 
 

@@ -10,7 +10,7 @@ import time
 import zlib
 from collections import Counter
 from enum import Enum
-from itertools import groupby, takewhile
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from jobentry.contract import lists
@@ -225,7 +225,7 @@ class RankShares:
         name = operation(frames)
         if name:
             return Kind.WAITS, name
-        wait = wait_in_libraries(list(takewhile(lambda each: not is_own(each), frames)))
+        wait = wait_in_libraries(frames)
         if wait is Wait.DEVICE or (reads_back(frames[0]) and self._has_device()):
             return Kind.WAITS, "device"
         return (Kind.DATA if wait is Wait.DATA else Kind.WORKS), ""

@@ -27,10 +27,11 @@ from jobentry.contract.waits import (
     Wait,
     cause_of,
     is_own,
+    of_child,
     operation,
     operation_of,
-    place_in_child,
     place_of,
+    wait_in_libraries,
 )
 from jobentry.node import collectives, connections
 from jobentry.node.collectives import Launched
@@ -56,18 +57,16 @@ _PERIOD_S, _OLD_PERIOD_S = 1.0, 0.2
 _LEAST_PERIOD_S = 0.02
 # The time over which it is counted what a rank does, before that is reported.
 _SHARES_S = 60.0
-# The share of one CPU that looking may use.
-_CPU_SHARE = 0.003
+# The share of one CPU that looks may use, with what they read only once for each place 0.003.
+_CPU_SHARE = 0.0025
 # After how many seconds at one place a rank's usage is measured, its calls get names, and it is
 # reported; and how often the report is repeated.
 _MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 30.0, 15.0
 # Usage is measured at these intervals, over at least this time, and over little more than that one.
 _USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
 # From here on a rank counts as busy: percent of one CPU, bytes a second, and, for one that waits
-# for the network, how often it wakes up in a second.
-_BUSY_PERCENT, _BUSY_BYTES_S, _BUSY_WAKES_S = 5, 100_000.0, 1.0
-# A look that comes so much later than it should shows that this process was suspended.
-_LATE_S, _LEAST_LATE_S = 10.0, 3.0
+# for the network or for events, how often it wakes up in a second.
+_BUSY_PERCENT, _BUSY_BYTES_S, _BUSY_WAKES_S = 5, 100_000.0, 0.5
 # A device computes from here on: percent of its power limit, or of the time if that is not known.
 # A collective that waits for another rank keeps a GPU busy all the time, at little power.
 _COMPUTES_AT_POWER, _COMPUTES_AT_PERCENT = 40, 5
@@ -168,12 +167,20 @@ class Devices(NamedTuple):
     ask: Callable[[], Mapping[int, Launched]] = collectives.ask
 
 
-class StandingRanks:
-    """The ranks of this node that do not move; one thread uses it.
+class Pace(NamedTuple):
+    """How long a second is.
 
     Args:
         scale: A factor for all times but the cost of looking.
+        now_s: A clock that stands still while this process is suspended: its ranks may be, too.
     """
+
+    scale: float = 1.0
+    now_s: Callable[[], float] = time.monotonic
+
+
+class StandingRanks:
+    """The ranks of this node that do not move; one thread uses it."""
 
     def __init__(
         self,
@@ -181,25 +188,24 @@ class StandingRanks:
         paths: NodePaths,
         node: int,
         on: Reports,
-        scale: float = 1.0,
-        devices: Devices = Devices(),  # noqa: B008 (it cannot change)
+        pace: Pace = Pace(),  # noqa: B008 (it cannot change)
+        devices: Devices = Devices(),  # noqa: B008
     ) -> None:
         self._ranks = ranks
         self._paths = paths
         self._node = node
         self._on = on
+        self._scale, self._now_s = pace
         self._devices = devices
         self._launched: dict[int, Launched] = {}
         self._asked_at_s = -math.inf
         self._sources = Sources()
         self._group = find_group("/proc", "/sys")
-        self._shared_at_s = time.monotonic()
+        self._shared_at_s = self._looked_at_s = self._now_s()
         self._throttled_s = self._throttled()
-        self._scale = scale
         self._processes = RankProcesses(ranks, paths)
         self._states: dict[int, _Rank] = {}
         self._longest_s: dict[object, float] = {}
-        self._looked_at_s = time.monotonic()
         self._cost_s = 0.0
         self._native = NativeStacks()
         self._once_s = 0.0
@@ -207,7 +213,7 @@ class StandingRanks:
         # What each connection of this node has carried.
         self._carried: dict[int, int] = {}
         self._reported_at_s = 0.0
-        self._reported: list[object] = []
+        self._reported: list[int] = []
 
     @property
     def pause_s(self) -> float:
@@ -222,8 +228,7 @@ class StandingRanks:
         """Look at all ranks once, and report those that have not moved for long."""
         begun_s = time.thread_time()
         self._once_s = 0.0
-        now_s = time.monotonic()
-        self._leave_out_suspension(now_s)
+        now_s = self._now_s()
         states = {rank: state for rank, state in self._ranks.states().items() if not state.end}
         for rank in [rank for rank in self._states if rank not in states]:
             self._states.pop(rank).forget()
@@ -232,8 +237,7 @@ class StandingRanks:
         self._measure(now_s)
         self._report(now_s)
         self._share(now_s)
-        # A look may take seconds on a busy machine; that is no suspension.
-        self._looked_at_s = time.monotonic()
+        self._looked_at_s = now_s
         cost_s = time.thread_time() - begun_s - self._once_s
         # A single expensive look, which gives calls their names, hardly changes the interval.
         self._cost_s = 0.9 * self._cost_s + 0.1 * cost_s
@@ -261,17 +265,6 @@ class StandingRanks:
 
     def _readable(self) -> list[_Rank]:
         return [each for each in self._states.values() if each.target is not None]
-
-    def _leave_out_suspension(self, now_s: float) -> None:
-        """Count no time in which this process did not run: its ranks may not have run either.
-
-        A rank that stands still goes on to do so: without a report of it, a hang would seem over.
-        """
-        late_s = now_s - self._looked_at_s - self.pause_s
-        if late_s > max(self._scaled(_LATE_S), _LEAST_LATE_S):
-            for each in self._states.values():
-                each.since_s += late_s
-                each.usage = deque(usage._replace(at_s=usage.at_s + late_s) for usage in each.usage)
 
     # -- the calls --------------------------------------------------------------------------------
 
@@ -403,9 +396,12 @@ class StandingRanks:
             return
         if not thread.frames or cause_of(thread).wait in _UNCLEAR:
             thread = thread._replace(native=self._native_calls(thread.thread))
+        if rank.child:
+            thread = thread._replace(frames=of_child(thread.frames) or thread.frames)
         rank.stack, rank.stalls = thread, StallReports(self._paths.rank_log(number), thread)
         rank.is_launcher = any(_LAUNCHER_FILES.search(frame.file) for frame in thread.frames)
-        if cause_of(thread).wait is Wait.DATA:
+        # It may be awake just now.
+        if wait_in_libraries(thread.frames) is Wait.DATA:
             rank.loader = self._loader_of(thread.thread)
         if not rank.is_launcher and cause_of(thread).wait is not Wait.CHILD:
             return
@@ -425,7 +421,7 @@ class StandingRanks:
         for child in self._children(process):
             stacks = stacks_of(child, with_threads=False)
             for thread in stacks[0] if stacks else ():
-                place = place_in_child(thread.frames)
+                place = next(filter(is_own, of_child(thread.frames)), None)
                 if place is not None:
                     return f"its process {child} is in {_where(place)}, {cause_of(thread).text}"
         return ""
@@ -446,18 +442,12 @@ class StandingRanks:
     # -- the report -------------------------------------------------------------------------------
 
     def _report(self, now_s: float) -> None:
-        standing = [
-            report
-            for number, rank in sorted(self._states.items())
-            if (report := self._standing(number, rank, now_s)) is not None
-        ]
-        standing = self._compared(standing, now_s)
-        # What changes all the time is only sent with the rest.
-        essence: list[object] = [(*each[:7], each.missing, each.late) for each in standing]
-        is_due = bool(standing) and now_s - self._reported_at_s >= self._scaled(_REFRESH_S)
-        if essence != self._reported or is_due:
-            self._reported, self._reported_at_s = essence, now_s
-            self._on.standing(standing)
+        old = sorted(number for number, rank in self._states.items() if self._stands(rank, now_s))
+        is_due = bool(old) and now_s - self._reported_at_s >= self._scaled(_REFRESH_S)
+        if old != self._reported or is_due:
+            self._reported, self._reported_at_s = old, now_s
+            standing = [self._standing(number, self._states[number], now_s) for number in old]
+            self._on.standing(self._compared(standing, now_s))
 
     def _compared(self, standing: list[Standing], now_s: float) -> list[Standing]:
         """Add what the devices of this node do, and what ranks have launched on them."""
@@ -485,16 +475,18 @@ class StandingRanks:
         }
         return {rank: collectives.joined(each) for rank, each in of_ranks.items() if each}
 
-    def _standing(self, number: int, rank: _Rank, now_s: float) -> Standing | None:
-        """Return a rank that has been at one place for long; None if it has not, or who knows."""
-        still_s = now_s - rank.since_s
-        is_old = still_s >= self._scaled(_REPORTED_S) and not rank.is_launcher
-        if rank.stack is None or rank.stalls is None or not is_old:
-            return None
-        used = _used(rank.usage, self._scaled(_LEAST_WINDOW_S))
-        if used is None or rank.target is None:
-            return None
-        process = rank.target.process
+    def _stands(self, rank: _Rank, now_s: float) -> bool:
+        """Whether a rank has been at one place for long, and it is known what it has used there."""
+        if rank.stack is None or rank.is_launcher:
+            return False
+        has_used = len(rank.usage) > 1 and _window_s(rank.usage) >= self._scaled(_LEAST_WINDOW_S)
+        return has_used and now_s - rank.since_s >= self._scaled(_REPORTED_S)
+
+    def _standing(self, number: int, rank: _Rank, now_s: float) -> Standing:
+        """Return what a rank does that has been at one place for long."""
+        assert rank.stack is not None
+        assert rank.stalls is not None
+        used, process = _used(rank.usage), rank.stack.thread
         state, waits_in = state_of(process, process)
         thread = rank.stack._replace(state=state, waits_in=waits_in)
         cause = cause_of(thread)
@@ -507,7 +499,7 @@ class StandingRanks:
             "; ".join(filter(None, (cause.text, rank.child, rank.loader))),
             place_of(thread.frames) or Frame("", 0, ""),
             operation_of(thread),
-            still_s,
+            now_s - rank.since_s,
             self._longest_s.get(_key(thread), 0.0),
             round(100 * used.ticks * TICK_S / used.at_s),
             used.moved_bytes / used.at_s,
@@ -572,7 +564,9 @@ def _activity(cause: Cause, used: _Usage) -> Activity:
         return Activity.GONE
     if cause.wait in OF_RANKS or cause.wait is Wait.DEVICE:
         return Activity.WAITING
-    is_talking = cause.wait is Wait.NETWORK and used.wakes >= _BUSY_WAKES_S * used.at_s
+    is_talking = (
+        cause.wait in (Wait.NETWORK, Wait.EVENTS) and used.wakes >= _BUSY_WAKES_S * used.at_s
+    )
     cpu_percent = 100 * used.ticks * TICK_S / used.at_s
     moves_data = used.moved_bytes >= _BUSY_BYTES_S * used.at_s
     # One that is ready to run may get little of a busy CPU.
@@ -582,14 +576,16 @@ def _activity(cause: Cause, used: _Usage) -> Activity:
     return Activity.IDLE
 
 
-def _used(usage: Sequence[_Usage], least_s: float) -> _Usage | None:
+def _window_s(usage: Sequence[_Usage]) -> float:
+    return usage[-1].at_s - usage[0].at_s
+
+
+def _used(usage: Sequence[_Usage]) -> _Usage:
     """Return what was used between the first and the last measurement, and in which time."""
-    if len(usage) < 2 or usage[-1].at_s - usage[0].at_s < least_s:
-        return None
     first, last = usage[0], usage[-1]
     # A process that has ended takes its numbers with it.
     return _Usage(
-        last.at_s - first.at_s,
+        _window_s(usage),
         max(0, last.ticks - first.ticks),
         max(0, last.moved_bytes - first.moved_bytes),
         max(0, last.wakes - first.wakes),

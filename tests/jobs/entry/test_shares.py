@@ -17,7 +17,7 @@ from jobentry.contract.slow import RankShare, Reason, Slow
 from jobentry.control.slow_rules import WINDOWS, judge
 from jobentry.node.local_ranks import LocalRanks
 from jobentry.node.shares import cpus_of
-from jobentry.node.standing import Reports, StandingRanks
+from jobentry.node.standing import Pace, Reports, StandingRanks
 
 WRAPPER = "import subprocess, sys; subprocess.call(sys.argv[1:])"
 PYTHON = sys.executable if sys.implementation.name == "cpython" else "/usr/bin/python3"
@@ -55,7 +55,7 @@ class Node:
         paths = NodePaths(*[str(folder)] * 5)
         self.ranks = LocalRanks(paths)
         self.standing = StandingRanks(
-            self.ranks, paths, 0, Reports(lambda standing: None, self._take), SCALE
+            self.ranks, paths, 0, Reports(lambda standing: None, self._take), Pace(SCALE)
         )
         (folder / "pipes").mkdir()
         for one in range(count):

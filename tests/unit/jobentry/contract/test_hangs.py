@@ -111,7 +111,10 @@ WAIT = ["ranks 0-1,3 wait for that in allreduce at train.py:41"]
          "rank 2 on node 1 is stuck in load() at data.py:17 (reading from a pipe), for 2 min",
          WAIT),
         (Rule.STOPPED, (STOPPED, REDUCE), 1,
-         "rank 2 on node 1 is stopped by a signal, for 2 min", WAIT),
+         "rank 2 on node 1 is stopped by a signal in load() at data.py:17, for 2 min", WAIT),
+        (Rule.STOPPED, (STOPPED._replace(does="stopped by a signal; process 7"),), 1,
+         "rank 2 on node 1 is stopped by a signal in load() at data.py:17 (process 7), for 2 min",
+         []),
         (Rule.ONE_BUSY, (BUSY, REDUCE), 1,
          "rank 2 on node 1 is busy in load() at data.py:17 (99 % CPU), perhaps only slow, "
          "for 2 min",

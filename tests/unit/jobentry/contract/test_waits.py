@@ -72,7 +72,7 @@ def test_calls_that_wait_even_while_the_thread_runs(frames: tuple[Frame, ...], e
         (("epoll_wait", "MPI_Recv", "solve", "main"), Wait.RANKS),
         (("pthread_cond_wait", "gloo::transport::tcp::UnboundBuffer::waitRecv"), Wait.RANKS),
         (("poll", "PMPI_Init_thread", "main"), Wait.START),
-        (("recv", "c10d::TCPStore::doWait", "c10d::TCPStore::wait"), Wait.START),
+        (("recv", "c10d::TCPStore::doWait", "c10d::TCPStore::wait"), Wait.RANKS),
         (("pthread_cond_wait", "c10d::Reducer::finalize_backward"), Wait.RANKS),
         (("ioctl", "cuStreamSynchronize", "cudaStreamSynchronize"), Wait.DEVICE),
         (("compute", "main"), Wait.NOTHING),
@@ -149,6 +149,13 @@ def test_operations_have_one_name_whatever_the_library():
     send = NativeCall("PMPI_Send", "x")
     assert operation_of(ended._replace(frames=(OWN,), native=split)) == "commsplit"
     assert operation_of(ended._replace(frames=(OWN,), native=(send, *split))) == ""
+    lock, key = NativeCall("PMPI_Win_lock", "x"), NativeCall("c10d::TCPStore::doWait", "x")
+    flush = NativeCall("MPI_Win_flush", "x")
+    assert operation_of(ended._replace(frames=(OWN,), native=(lock,))) == "winlock"
+    assert operation_of(ended._replace(frames=(OWN,), native=(flush,))) == "winflush"
+    in_store = ended._replace(frames=(OWN,), native=(key,))
+    assert operation_of(in_store) == "store"
+    assert cause_of(in_store).text == "waiting for other ranks (c10d::TCPStore::doWait)"
     assert [is_message(name) for name in ("recv", "send", "bcast", "barrier", "wait")] == [
         True, True, False, False, True,
     ]  # fmt: skip

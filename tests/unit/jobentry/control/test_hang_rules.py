@@ -190,6 +190,14 @@ def test_ranks_in_different_collectives_wait_for_each_other():
     assert [group.place for group in hang_now.groups] == [REDUCE, BARRIER]
 
 
+def test_a_key_of_a_store_may_come_from_a_thread_so_that_is_no_certain_deadlock():
+    hang_now = verdict(*others(125, but=3), waits(3, 125, BARRIER, "store"))
+
+    assert named(hang_now) == (Rule.DEADLOCK, ())
+    assert hang_now is not None
+    assert not hang_now.may_stop
+
+
 def test_ranks_that_start_late_get_the_time_of_a_start_before_others_are_said_to_deadlock():
     def starting(still_s: float) -> list[Standing]:
         return [waits(0, still_s), waits(1, still_s, INIT, "")]

@@ -11,7 +11,7 @@ import pytest
 
 from jobentry.contract.env import NodeEnv
 from jobentry.control.loop import NodeEvents, NodeLoop
-from tests.support.loops import Clock, make_loop, paths_in, signals_restored
+from tests.support.loops import make_loop, paths_in, signals_restored
 
 
 @pytest.fixture
@@ -65,18 +65,3 @@ def test_simultaneous_signals_are_all_handled(loop: NodeLoop, received: list[int
     loop.step()
 
     assert received == [signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP]
-
-
-def test_a_suspension_is_known_for_a_while_although_the_loop_is_slow_after_it(loop: NodeLoop):
-    clock = Clock()
-    loop.now_s = clock.now_s
-    assert loop.suspended_s() == 0
-    loop.start_clock(lambda elapsed_s: None)
-
-    clock.advance(loop, 100)
-    clock.advance(loop, 4)
-    assert loop.suspended_s() == 100
-    for _ in range(30):
-        clock.advance(loop, 1)
-
-    assert loop.suspended_s() == 0

@@ -20,8 +20,9 @@ from jobentry.control.watch import HangWatch
 from jobentry.node.journal import Journal
 from tests.support.loops import Clock, make_loop, paths_in, signals_restored
 
-# Seconds between two reports, and after how many of them a test gives up.
-REPORT_S, MOST_REPORTS = 5.0, 1000
+# Seconds between two reports, after how many of them a test gives up, and between two steps of the
+# head's loop.
+REPORT_S, MOST_REPORTS, STEP_S = 5.0, 1000, 1.0
 PLACE = Frame("data.py", 17, "load", "file.read()")
 
 
@@ -54,7 +55,12 @@ class Head:
         """Report ranks as a node does, and let the head evaluate them."""
         for _ in range(times):
             self.watch.take(0, list(ranks))
-            self.clock.advance(self.loop, REPORT_S)
+            self.wait()
+
+    def wait(self) -> None:
+        """Let the time between two reports pass."""
+        for _ in range(round(REPORT_S / STEP_S)):
+            self.clock.advance(self.loop, STEP_S)
 
     def until(self, claim: Callable[[], object], *ranks: Standing) -> None:
         for _ in range(MOST_REPORTS):
@@ -108,6 +114,11 @@ def test_a_hang_is_written_to_the_journal_and_the_log_and_so_is_its_end(
 def test_a_job_is_ended_if_it_still_hangs_after_the_chosen_time(make_head: Callable[..., Head]):
     head = make_head(hang_actions.STOP)
 
+    head.until(lambda: head.written, IDLE, *OTHERS)
+    # It was frozen, for longer than that time.
+    head.clock.advance(head.loop, 600)
+    head.report(IDLE, *OTHERS, times=2)
+    assert not head.stop.has_begun
     head.until(lambda: head.stop.has_begun, IDLE, *OTHERS)
 
     outcome = head.stop.outcome
@@ -159,6 +170,6 @@ def test_a_worker_reports_only_ranks_of_its_own_node(make_head: Callable[..., He
 
     for _ in range(MOST_REPORTS):
         head.watch.take_rows(3, {"ranks": rows})
-        head.clock.advance(head.loop, REPORT_S)
+        head.wait()
 
     assert {node for group in head.written[0].groups for node in group.nodes} == {3}
