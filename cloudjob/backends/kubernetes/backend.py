@@ -531,7 +531,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         namespace, name = where.job_names.namespace, where.job_names.name
         is_kueues = where.engine.kueue_resumes
         stopped = kueue.deactivate(client, job, doing) if is_kueues else Deactivation.UNMANAGED
-        if stopped is Deactivation.UNMANAGED:
+        if stopped in (Deactivation.UNMANAGED, Deactivation.ASKED_BEFORE):
             method, resource, target, body = where.engine.stop(job)
             if method == "POST":
                 client.create(resource, namespace, body, JOB_LABEL)

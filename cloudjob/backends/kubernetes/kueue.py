@@ -48,7 +48,9 @@ class Deactivation(enum.Enum):
     """The result of asking Kueue to stop a job for good."""
 
     UNMANAGED = enum.auto()
-    """Kueue does not manage the job, or has been asked already, so nothing resumes it."""
+    """Kueue does not manage the job, so nothing resumes it."""
+    ASKED_BEFORE = enum.auto()
+    """Kueue was asked already, so it does not resume the job, but it has not ended its pods."""
     DONE = enum.auto()
     """Kueue ends the pods of the job, and does not resume it."""
     IMPOSSIBLE = enum.auto()
@@ -228,7 +230,7 @@ def deactivate(client: Client, job: Mapping[str, Any], doing: str) -> Deactivati
         return Deactivation.IMPOSSIBLE if is_queued(job) else Deactivation.UNMANAGED
     if all(item["spec"].get("active") is False for item in owned):
         # A Kueue that does not answer leaves the job running (kueue#8387).
-        return Deactivation.UNMANAGED
+        return Deactivation.ASKED_BEFORE
     try:
         for item in owned:
             path = workloads.path(namespace, str(item["metadata"]["name"]))

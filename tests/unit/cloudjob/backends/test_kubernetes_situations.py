@@ -349,6 +349,38 @@ def lost(job: Job, node: int) -> None:
     job.condition(node, "ContainersReady", "True", "")
 
 
+def head_is_lost(job: Job) -> None:
+    """The cluster has given up the pod of the head, whose machine cannot end it."""
+    lost(job, 0)
+    job.pods[0]["metadata"]["deletionTimestamp"] = AT.format(6)
+
+
+def ended_early(phase: str, arrange: Callable[[Job], None]) -> Callable[[Job], None]:
+    """Return what happens to a head that stores outputs when its operator has ended the job."""
+
+    def arrange_all(job: Job) -> None:
+        job.run(0, 1)
+        arrange(job)
+        job.end(1, 0 if phase == "Succeeded" else 1)
+        job.set_phase(phase)
+
+    return arrange_all
+
+
+def drained(job: Job) -> None:
+    job.condition(0, "DisruptionTarget", "True", "EvictionByEvictionAPI", "why")
+    job.pods[0]["metadata"]["deletionTimestamp"] = AT.format(6)
+
+
+def again_without_worker(job: Job) -> None:
+    """A queue preempted the job when the worker had ended, and has admitted it again."""
+    job.run(0, 1)
+    job.end(1, 0)
+    job.pods[0]["metadata"]["creationTimestamp"] = AT.format(7)
+    job.end(0, 125)
+    job.set_phase("Failed")
+
+
 def given_up(job: Job) -> None:
     """The operator has ended the job for the sake of its worker."""
     job.run(0, 1)
@@ -542,6 +574,8 @@ STUCK = (
 )
 QUEUED = ("job", "jobset", "mpi-operator")
 EARLY = ("mpi-operator", "ms-operator")
+# These take a job for a success while its head stores outputs.
+STORING = ("ms-operator",)
 PULLS = f"node 1: pulling the image {IMAGE} (node 0 took 31 s)"
 PENDING_QUOTA = ("QuotaReserved", "False", "WaitingForQuota", "4 more needed")
 REASONS = {
@@ -620,6 +654,11 @@ SITUATIONS = {
     "no python in the image": Situation(
         ended(128, "StartError"), FAILED, ("StartError; does the image have python3",), 128
     ),
+    "worker out of memory": Situation(
+        lambda job: (ended(1)(job), job.end(1, 137, "OOMKilled"))[0],
+        FAILED,
+        ("out of memory: node 1 (", "raise kubernetes.memory_gib"),
+    ),
     "init container fails": Situation(
         init_fails, FAILED, ("node 1 (", "Init:Error: its init container fetch ended with exit co")
     ),
@@ -638,6 +677,35 @@ SITUATIONS = {
     "machine does not report": Situation(
         lambda job: lost(job, 1), RUNNING, ("node 1: its machine gpu-1 no longer reports",)
     ),
+    "head is lost": Situation(
+        head_is_lost, FAILED, ("node 0 (", "NodeLost; its machine no longer")
+    ),
+    # Its pod may tolerate that its machine does not report, and then nothing marks it.
+    "head is cut off when its operator has failed the job": Situation(
+        ended_early("Failed", lambda job: lost(job, 0)), FAILED, ("node 1 (",), engines=EARLY
+    ),
+    "head is lost while it stores": Situation(
+        ended_early("Succeeded", head_is_lost), FAILED, ("node 0 (", "NodeLost"), engines=STORING
+    ),
+    "head is drained while it stores": Situation(
+        ended_early("Succeeded", drained),
+        RUNNING,
+        ("node 0: EvictionByEvictionAPI: why",),
+        engines=STORING,
+    ),
+    "head is removed while it stores": Situation(
+        ended_early("Succeeded", lambda job: job.remove(0)),
+        FAILED,
+        ("node 0: its pod was removed",),
+        engines=STORING,
+    ),
+    "starts again without a worker that had ended": Situation(
+        again_without_worker,
+        FAILED,
+        ("node 1 (", "ended before the pod of node 0 was created"),
+        125,
+        engines=QUEUED,
+    ),
     "head is late": Situation(head_is_late, FAILED, ("node 0: ErrImagePull: not found",)),
     "head is refused": Situation(head_is_refused, FAILED, ("exceeded quota",)),
     "worker is late": Situation(
@@ -654,6 +722,11 @@ SITUATIONS = {
     ),
     "head removed, by events": Situation(
         removed_unseen, FAILED, ("was removed: Preempted: Preempted by pod x on node gpu-0; a pod",)
+    ),
+    "worker removed": Situation(
+        lambda job: (job.run(0, 1), job.remove(1), job.end(0, 1), job.set_phase("Failed"))[0],
+        FAILED,
+        ("node 0 (", "exit code 1"),
     ),
     "worker replaced": Situation(replaced, FAILED, ("node 1 (", "EvictionByEvictionAPI: why")),
     **{
@@ -691,6 +764,14 @@ SITUATIONS = {
     ),
     "cancelled while it waits": Situation(
         lambda job: (job.remove(0, 1), job.cancel())[0], JobState.CANCELLED
+    ),
+    "cancelled while it pulls its image": Situation(
+        lambda job: (job.place(0, 1), job.remove(0, 1), job.cancel())[0], JobState.CANCELLED
+    ),
+    "cancelled while it stores": Situation(
+        lambda job: (job.run(0, 1), job.end(1, 0), job.end(0, 143), job.cancel())[0],
+        JobState.CANCELLED,
+        code=143,
     ),
     "cancelled while it runs": Situation(
         lambda job: (job.run(0, 1), job.end(0, 143), job.end(1, 143), job.cancel())[0],
