@@ -15,7 +15,8 @@ from cloudjob.model import times
 from cloudjob.model.status import JobState, Wait, WaitPhase
 from jobentry.contract.exits import Cause, Failure
 
-_OVER = ("Succeeded", "Failed")
+_GOOD = "Succeeded"
+_OVER = (_GOOD, "Failed")
 _DISRUPTED = "DisruptionTarget"
 _IS_LOST = "but its head is lost"
 
@@ -157,12 +158,7 @@ def status_of(
     """
     nodes = [pod for pod in pods if pod.node is not None]
     stage = stage_of(engine, job, nodes, is_cancelled=is_cancelled)
-    if not (stage.state.is_final or is_cancelled):
-        stage = _with_lost_head(stage, nodes, reads_pods=engine.reads_pods)
-    if engine.reads_pods and not stage.state.is_final:
-        stage = _with_pods(stage, nodes)
-    if not (stage.state.is_final or stage.may_restart or is_cancelled):
-        stage = _without_head(stage, nodes, reads_pods=engine.reads_pods)
+    stage = _with_pods(engine, stage, nodes, is_cancelled=is_cancelled)
     starts = [pod.started_at for pod in nodes if pod.started_at]
     started_at = min(starts, default="") or _time(stage.started_at) or None
     if decision is not None and stage.state is not JobState.SUCCEEDED:
@@ -206,6 +202,21 @@ def stage_of(
     return stage
 
 
+def _with_pods(engine: Engine, stage: Stage, nodes: list[Pod], *, is_cancelled: bool) -> Stage:
+    """Return the status of a job of whose pods its operator does not tell everything."""
+    heads = [pod for pod in nodes if pod.node == 0]
+    if stage.state is JobState.FAILED and any(head.phase == _GOOD for head in heads):
+        # It ends last: what happens to a worker after it changes nothing.
+        return stage._replace(state=JobState.SUCCEEDED)
+    if not (stage.state.is_final or is_cancelled):
+        stage = _with_lost_head(stage, nodes, reads_pods=engine.reads_pods)
+    if engine.reads_pods and not stage.state.is_final:
+        stage = _counted(stage, nodes)
+    if not (stage.state.is_final or stage.may_restart or is_cancelled):
+        stage = _without_head(stage, nodes, reads_pods=engine.reads_pods)
+    return stage
+
+
 def _with_lost_head(stage: Stage, nodes: list[Pod], *, reads_pods: bool) -> Stage:
     """Return the status of a job whose controller waits for ever for a head on a dead machine.
 
@@ -219,7 +230,7 @@ def _with_lost_head(stage: Stage, nodes: list[Pod], *, reads_pods: bool) -> Stag
     return stage._replace(state=JobState.FAILED, native=native, has_asked=True)
 
 
-def _with_pods(stage: Stage, nodes: list[Pod]) -> Stage:
+def _counted(stage: Stage, nodes: list[Pod]) -> Stage:
     """Return the status of a job whose controller only counts pods."""
     if any(pod.node == 0 and pod.is_over and pod.exit_code == 0 for pod in nodes):
         # Workers on a machine that is gone never end.
