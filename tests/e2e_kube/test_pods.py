@@ -140,7 +140,8 @@ def test_a_cancelled_job_gets_its_grace_period_and_its_last_lines_are_shown(
         done = lab.run("cancel", job)
 
     assert done.code == 0, done
-    assert lab.status(job)["state"] == "CANCELLED"
+    status = lab.status(job)
+    assert (status["state"], status["exit_code"]) == ("CANCELLED", 143), status
     assert lab.run("logs", job).out.count("saved") == 2
 
 

@@ -267,6 +267,7 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
     ended_at = (head.ended_at if head else "") or _time(stage.ended_at) or max(ends, default="")
     code = head.exit_code if head else None
     has_failed = stage.state is JobState.FAILED
+    is_asked = stage.has_asked and stage.state is not JobState.CANCELLED
     failure = Failure(exit_code=code)
     reason = _reason(nodes)
     if has_failed:
@@ -284,7 +285,7 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
         reason=reason,
         # A head that was asked to end without a cancel of the job was drained or preempted; every
         # cancel is annotated on the job.
-        stop=Stop.PLATFORM if stage.has_asked or has_failed else Stop.OUTSIDE,
+        stop=Stop.PLATFORM if is_asked or has_failed else Stop.OUTSIDE,
         is_unwatched=stage.is_unwatched,
     )
 

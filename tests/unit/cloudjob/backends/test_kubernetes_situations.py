@@ -24,7 +24,7 @@ from cloudjob.backends.native import Ended, Running, Waiting
 from cloudjob.model import summary, times
 from cloudjob.model.status import JobState, Outlook, WaitPhase, exit_code
 from cloudjob.tracking import verdict
-from jobentry.contract.exits import Cause
+from jobentry.contract.exits import Cause, ExitRecord, Outcome
 from tests.support import jobset, operators
 from tests.support.fake_kube_api import EVENTS, NAMESPACE, PODS, is_in
 from tests.support.statuses import status_of
@@ -948,6 +948,21 @@ def test_a_cancel_ends_a_job_whatever_its_pods_do(engine: str, worker: str, tmp_
         assert job.backend.status(job.handle).state is JobState.CANCELLED
         job.remove(0)
         assert job.backend.status(job.handle).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_record_of_a_cancelled_head_has_its_exit_code(engine: str, tmp_path: Path):
+    """The operator has ended the pods, but only because the user wanted it."""
+    job = Job(engine, tmp_path)
+    job.run(0, 1)
+    job.remove(0, 1)
+    job.cancel()
+    native = job.backend.status(job.handle)
+    assert isinstance(native, Ended)
+
+    record = ExitRecord("train", Outcome(143, Cause.CANCELLED), ended_at=AT.format(8))
+    status = verdict.with_record(status_of(), native, record, "", lambda node: ())
+    assert (status.state, status.exit_code) == (JobState.CANCELLED, 143)
 
 
 @pytest.mark.parametrize("engine", QUEUED)
