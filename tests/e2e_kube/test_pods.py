@@ -140,7 +140,8 @@ def test_a_cancelled_job_gets_its_grace_period_and_its_last_lines_are_shown(
         done = lab.run("cancel", job)
 
     assert done.code == 0, done
-    assert lab.status(job)["state"] == "CANCELLED"
+    status = lab.status(job)
+    assert (status["state"], status["exit_code"]) == ("CANCELLED", 143), status
     assert lab.run("logs", job).out.count("saved") == 2
 
 
@@ -370,8 +371,8 @@ def test_jobset_starts_all_nodes_again_for_free_after_a_disruption_and_once_afte
         "rank = os.environ['OMPI_COMM_WORLD_RANK']\n"
         f"marks = {str(marks)!r}\n"
         "attempt = len(glob.glob(f'{marks}-{rank}-*')) + 1\n"
-        "open(f'{marks}-{rank}-{attempt}', 'a').close()\n"
         "print('attempt', attempt, 'on', socket.gethostname(), flush=True)\n"
+        "open(f'{marks}-{rank}-{attempt}', 'a').close()\n"
         # The failure of one rank ends the other, even before its script has started.
         "while attempt == 2 and not os.path.exists(f'{marks}-0-2'):\n"
         "    time.sleep(0.1)\n"
@@ -385,6 +386,9 @@ def test_jobset_starts_all_nodes_again_for_free_after_a_disruption_and_once_afte
         with Followed(submitting, path) as followed:
             followed.await_all(b"[0] attempt 1", b"[1] attempt 1", limit_s=LIMIT_S)
             runner.delete(runner.pod_of(1), "EvictionByEvictionAPI", "drained")
+            # Each attempt has the time that others have for a job.
+            for attempt in (b"2", b"3"):
+                followed.await_all(b"[0] attempt " + attempt, limit_s=LIMIT_S)
             code = submitting.wait(LIMIT_S)
 
     text = path.read_text()

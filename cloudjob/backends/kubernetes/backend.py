@@ -288,8 +288,9 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         current = state.status_of(
             where.engine, job, pods, is_cancelled=is_cancelled, waits=waits, decision=decision
         )
-        if is_cancelled and any(pod.is_cut_off for pod in pods) and not current.state.is_final:
-            # Such a pod never ends, so report it to the user who waits.
+        is_idle = not pods or any(pod.is_cut_off for pod in pods)
+        if is_cancelled and is_idle and not current.state.is_final:
+            # Such a pod never ends, and an operator that is down ends no job: tell who waits.
             since_s = self._waiting_s.setdefault(handle, time.monotonic())
             doing = f"cancelling {where.job_names.job}: {current.native}"
             self._notices.report(since_s, doing, "`cloudjob cancel --now` does not wait for it")
@@ -531,7 +532,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         namespace, name = where.job_names.namespace, where.job_names.name
         is_kueues = where.engine.kueue_resumes
         stopped = kueue.deactivate(client, job, doing) if is_kueues else Deactivation.UNMANAGED
-        if stopped is Deactivation.UNMANAGED:
+        if stopped in (Deactivation.UNMANAGED, Deactivation.ASKED_BEFORE):
             method, resource, target, body = where.engine.stop(job)
             if method == "POST":
                 client.create(resource, namespace, body, JOB_LABEL)

@@ -65,6 +65,7 @@ class Stage(NamedTuple):
         is_again: Whether this is not the first attempt.
         has_asked: Whether the operator itself ended the pods.
         may_restart: Whether the operator may start the job again after a failure.
+        is_unwatched: Whether only the record of the head can say that it has succeeded.
     """
 
     state: JobState
@@ -76,6 +77,7 @@ class Stage(NamedTuple):
     is_again: bool = False
     has_asked: bool = False
     may_restart: bool = False
+    is_unwatched: bool = False
 
 
 class Engine(ABC):
@@ -91,7 +93,7 @@ class Engine(ABC):
         launchers: The launchers that it supports; empty for all.
         runs: What these launchers start, for messages.
         needs_services: Whether the nodes need services that the operator does not make.
-        is_early: Whether it considers a job ended while the head may still have work to do.
+        early_ends: How it considers a job ended while the head may still have work to do.
         reads_pods: Whether only the pods tell that the job runs, or that its head is lost.
         kueue_resumes: Whether Kueue manages such jobs, and resumes one that we suspend.
         queues_in_kueue: Whether ``kubernetes.queue`` is a LocalQueue of Kueue.
@@ -111,7 +113,7 @@ class Engine(ABC):
     launchers: tuple[str, ...] = ()
     runs = ""
     needs_services = False
-    is_early = False
+    early_ends: tuple[JobState, ...] = ()
     reads_pods = False
     kueue_resumes = False
     queues_in_kueue = False

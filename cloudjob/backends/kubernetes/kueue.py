@@ -37,8 +37,8 @@ _MOST_POSITIONS = 1000
 _HOPELESS = ("ExceedsMaxQuota", "Misconfigured")
 # How Kueue itself stops a job for good, as opposed to a user who may let it continue.
 _GIVEN_UP = ("DeactivatedDueTo", "InactiveWorkload")
-# Reasons that say nothing, as Kueue has not looked at the job yet.
-_UNJUDGED = ("", "PendingEvaluation")
+# Reasons that say nothing: Kueue has not looked at the job yet, or has evicted it since.
+_UNJUDGED = ("", "PendingEvaluation", "Admitted")
 # Seconds that a submit gives Kueue to look at the job.
 _JUDGE_S = 3.0
 _JUDGE_PAUSE_S = 0.2
@@ -48,7 +48,9 @@ class Deactivation(enum.Enum):
     """The result of asking Kueue to stop a job for good."""
 
     UNMANAGED = enum.auto()
-    """Kueue does not manage the job, or has been asked already, so nothing resumes it."""
+    """Kueue does not manage the job, so nothing resumes it."""
+    ASKED_BEFORE = enum.auto()
+    """Kueue was asked already, so it does not resume the job, but it has not ended its pods."""
     DONE = enum.auto()
     """Kueue ends the pods of the job, and does not resume it."""
     IMPOSSIBLE = enum.auto()
@@ -152,7 +154,8 @@ def queued_of(workload: Mapping[str, Any]) -> Queued:
     queue = str((workload.get("spec") or {}).get("queueName") or "")
     items = (workload.get("status") or {}).get("conditions") or ()
     conditions = {str(item.get("type")): item for item in items}
-    if _is_true(conditions, "Admitted"):
+    is_evicted = _is_true(conditions, "Evicted")
+    if _is_true(conditions, "Admitted") and not is_evicted:
         return Queued(queue, "", is_admitted=True)
     if (workload.get("spec") or {}).get("active") is False:
         eviction = conditions.get("Evicted") or {}
@@ -162,7 +165,7 @@ def queued_of(workload: Mapping[str, Any]) -> Queued:
         return Queued(queue, "Deactivated: it was stopped for good", since=since)
     quota = conditions.get("QuotaReserved") or {}
     waits = [conditions.get("Admitted") or {}] if _is_true(conditions, "QuotaReserved") else [quota]
-    if _is_true(conditions, "Evicted"):
+    if is_evicted:
         waits.insert(0, conditions["Evicted"])
     judged = [item for item in waits if str(item.get("reason") or "") not in _UNJUDGED]
     is_hopeless = waits[-1] is quota and str(quota.get("reason")) in _HOPELESS
@@ -228,7 +231,7 @@ def deactivate(client: Client, job: Mapping[str, Any], doing: str) -> Deactivati
         return Deactivation.IMPOSSIBLE if is_queued(job) else Deactivation.UNMANAGED
     if all(item["spec"].get("active") is False for item in owned):
         # A Kueue that does not answer leaves the job running (kueue#8387).
-        return Deactivation.UNMANAGED
+        return Deactivation.ASKED_BEFORE
     try:
         for item in owned:
             path = workloads.path(namespace, str(item["metadata"]["name"]))

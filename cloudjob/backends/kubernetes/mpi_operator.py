@@ -13,6 +13,7 @@ from cloudjob.backends.kubernetes import engine as engines
 from cloudjob.backends.kubernetes import kubeflow, pod
 from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage, numbered
 from cloudjob.backends.kubernetes.pod import Names
+from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from jobentry.contract import names
 
@@ -37,7 +38,7 @@ class MpiOperator(Engine):
     makes_key = True
     kueue_resumes = True
     # Once a worker was evicted.
-    is_early = True
+    early_ends = (JobState.FAILED,)
     no_retries = (
         "the MPI operator restarts only its launcher, after the workers of the failed job have "
         "ended"

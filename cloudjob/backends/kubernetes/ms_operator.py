@@ -50,7 +50,7 @@ class MsOperator(Engine):
     launchers = ("dynamic-cluster", "msrun")
     runs = "MindSpore's cluster"
     needs_services = True
-    is_early = True
+    early_ends = (JobState.SUCCEEDED, JobState.FAILED)
     size = kubeflow.SIZE
     # It can neither suspend a job nor abort it, but deletes the pods of one that has expired. With
     # this policy, those that have ended stay, for their logs. It looks at the deadline only when

@@ -15,8 +15,10 @@ from cloudjob.model import times
 from cloudjob.model.status import JobState, Wait, WaitPhase
 from jobentry.contract.exits import Cause, Failure
 
-_OVER = ("Succeeded", "Failed")
+_GOOD = "Succeeded"
+_OVER = (_GOOD, "Failed")
 _DISRUPTED = "DisruptionTarget"
+_IS_LOST = "but its head is lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +158,7 @@ def status_of(
     """
     nodes = [pod for pod in pods if pod.node is not None]
     stage = stage_of(engine, job, nodes, is_cancelled=is_cancelled)
-    if engine.reads_pods and not stage.state.is_final:
-        stage = _with_pods(stage, nodes, is_cancelled=is_cancelled)
-    if not (stage.state.is_final or stage.may_restart or is_cancelled):
-        stage = _without_head(stage, nodes, reads_pods=engine.reads_pods)
+    stage = _with_pods(engine, stage, nodes, is_cancelled=is_cancelled)
     starts = [pod.started_at for pod in nodes if pod.started_at]
     started_at = min(starts, default="") or _time(stage.started_at) or None
     if decision is not None and stage.state is not JobState.SUCCEEDED:
@@ -182,12 +181,18 @@ def stage_of(
 ) -> Stage:
     """Return what the operator says of a job, unless it has ended it before the head has ended."""
     stage = engine.stage(job, is_cancelled)
-    if not (engine.is_early and stage.state.is_final):
+    if stage.state not in engine.early_ends:
         return stage
     head = next((pod for pod in pods if pod.node == 0), None)
-    if head is None or head.is_leaving:
+    if is_cancelled and (head is None or head.is_leaving):
         # The operator may have called the job a success before its head was told to end.
-        return stage._replace(state=JobState.CANCELLED) if is_cancelled else stage
+        return stage._replace(state=JobState.CANCELLED)
+    if head is None:
+        return stage._replace(state=JobState.FAILED, is_unwatched=True)
+    if head.is_lost:
+        return stage._replace(state=JobState.FAILED, native=f"{stage.native}, {_IS_LOST}")
+    if stage.state is JobState.FAILED and (head.is_leaving or head.is_cut_off):
+        return stage
     if head.has_started and not head.is_over:
         # It stores outputs and writes the record.
         native = f"{stage.native}, but its head is still running"
@@ -197,15 +202,36 @@ def stage_of(
     return stage
 
 
-def _with_pods(stage: Stage, nodes: list[Pod], *, is_cancelled: bool) -> Stage:
-    """Return the status of a job whose controller counts pods, and waits for a lost one for ever.
+def _with_pods(engine: Engine, stage: Stage, nodes: list[Pod], *, is_cancelled: bool) -> Stage:
+    """Return the status of a job of whose pods its operator does not tell everything."""
+    heads = [pod for pod in nodes if pod.node == 0]
+    if stage.state is JobState.FAILED and any(head.phase == _GOOD for head in heads):
+        # It ends last: what happens to a worker after it changes nothing.
+        return stage._replace(state=JobState.SUCCEEDED)
+    if not (stage.state.is_final or is_cancelled):
+        stage = _with_lost_head(stage, nodes, reads_pods=engine.reads_pods)
+    if engine.reads_pods and not stage.state.is_final:
+        stage = _counted(stage, nodes)
+    if not (stage.state.is_final or stage.may_restart or is_cancelled):
+        stage = _without_head(stage, nodes, reads_pods=engine.reads_pods)
+    return stage
 
-    The entries notice a lost worker, and the head then ends the job. Nobody else notices a lost
-    head.
+
+def _with_lost_head(stage: Stage, nodes: list[Pod], *, reads_pods: bool) -> Stage:
+    """Return the status of a job whose controller waits for ever for a head on a dead machine.
+
+    The entries notice a lost worker, and the head then ends the job. Volcano may restart a job as
+    soon as somebody removes the machine from the cluster.
     """
-    if not is_cancelled and any(pod.node == 0 and pod.is_lost for pod in nodes):
-        native = f"{stage.native}, but its head is lost"
-        return stage._replace(state=JobState.FAILED, native=native, has_asked=True)
+    is_lost = any(pod.node == 0 and pod.is_lost for pod in nodes)
+    if not is_lost or (stage.may_restart and not reads_pods):
+        return stage
+    native = f"{stage.native}, {_IS_LOST}"
+    return stage._replace(state=JobState.FAILED, native=native, has_asked=True)
+
+
+def _counted(stage: Stage, nodes: list[Pod]) -> Stage:
+    """Return the status of a job whose controller only counts pods."""
     if any(pod.node == 0 and pod.is_over and pod.exit_code == 0 for pod in nodes):
         # Workers on a machine that is gone never end.
         native = f"{stage.native}, but its head has succeeded"
@@ -241,6 +267,7 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
     ended_at = (head.ended_at if head else "") or _time(stage.ended_at) or max(ends, default="")
     code = head.exit_code if head else None
     has_failed = stage.state is JobState.FAILED
+    is_asked = stage.has_asked and stage.state is not JobState.CANCELLED
     failure = Failure(exit_code=code)
     reason = _reason(nodes)
     if has_failed:
@@ -258,7 +285,8 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
         reason=reason,
         # A head that was asked to end without a cancel of the job was drained or preempted; every
         # cancel is annotated on the job.
-        stop=Stop.PLATFORM if stage.has_asked or has_failed else Stop.OUTSIDE,
+        stop=Stop.PLATFORM if is_asked or has_failed else Stop.OUTSIDE,
+        is_unwatched=stage.is_unwatched,
     )
 
 
@@ -419,14 +447,27 @@ def text_of(wait: Wait) -> str:
 
 
 def _reason(nodes: list[Pod]) -> str:
-    """Return which nodes ran out of memory or were evicted, which the entry cannot know."""
+    """Return which nodes ran out of memory, were evicted or left out, which no entry can know."""
     full = [pod for pod in nodes if pod.reason == reasons.OUT_OF_MEMORY]
     if full:
         listed = ", ".join(f"node {pod.node} ({pod.name})" for pod in full)
         limit = f", limited to {full[0].memory}" if full[0].memory else ""
         return f"out of memory: {listed}{limit}{reasons.advice(reasons.OUT_OF_MEMORY)}"
     ended = [pod for pod in nodes if _reason_of(pod)]
-    return message_of(ended[0]) if ended else ""
+    return message_of(ended[0]) if ended else _left_out(nodes)
+
+
+def _left_out(nodes: list[Pod]) -> str:
+    """Return which node had ended when a queue let the job start again, for which it stays ended.
+
+    A Job does not start an index again that has succeeded (jobset#1208).
+    """
+    began = max((pod.created_at for pod in nodes if pod.node == 0), default="")
+    for pod in nodes:
+        if pod.node and pod.is_over and "" < pod.ended_at < began:
+            text = f"node {pod.node} ({pod.name}) ended before the pod of node 0 was created"
+            return f"{text}, and nothing starts it again; submit the job again"
+    return ""
 
 
 def _time(text: object) -> str:

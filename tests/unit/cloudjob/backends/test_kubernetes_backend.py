@@ -249,6 +249,20 @@ def test_cancelling_a_job_on_a_lost_host_reports_what_it_waits_for(
     assert message.endswith("`cloudjob cancel --now` does not wait for it")
 
 
+def test_cancelling_a_job_whose_operator_is_down_reports_what_it_waits_for(
+    job: JobFixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(retries, "FIRST_S", 0.0)
+    for pod in job.pods:
+        del job.api.objects[f"{PODS}/{pod}"]
+    job.set_phase("Pending")
+    job.backend.cancel(job.handle)
+
+    assert job.native == "Pending"
+    (message,) = [text for text in caplog.messages if text.startswith("cancelling")]
+    assert message.startswith(f"cancelling {job.request.job}: Pending; `cloudjob cancel --now`")
+
+
 def mark_host_lost(job: JobFixture, node: int) -> None:
     """Set the pod's conditions as if the host of this node had stopped reporting."""
     job.pod(node)["status"]["conditions"] = [

@@ -25,6 +25,7 @@ from cloudjob.backends.kubernetes.strategic_merge import merged
 from cloudjob.backends.native import Ended, Stop
 from cloudjob.errors import SpecError, UsageError
 from cloudjob.model.job import JobSpec
+from cloudjob.model.sections import Kubernetes
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Code, Submission
 from jobentry.contract import env, names, variables
@@ -44,6 +45,8 @@ EVERYTHING: dict[str, Any] = {
     "cpus": 1.5,
     "memory_gib": 4.0,
     "gpus": 8,
+    "gpu_resource": "huawei.com/Ascend910",
+    "shm_gib": 2.0,
     "node_selector": {"zone": "a"},
     "tolerations": [{"key": "gpu", "operator": "Exists"}],
     "volumes": [
@@ -53,6 +56,9 @@ EVERYTHING: dict[str, Any] = {
     "image_pull_secrets": ("registry",),
     "image_pull_policy": "Always",
     "priority_class": "high",
+    "user": "7:8",
+    "home": "image",
+    "launcher_creation": "WaitForWorkersReady",
     "keep_min": 60.0,
     "pending_min": 90.0,
     "labels": {"team": "vision"},
@@ -60,6 +66,8 @@ EVERYTHING: dict[str, Any] = {
     "pod": {"spec": {"hostIPC": True, "containers": [{"name": "cloudjob", "tty": True}]}},
     "job": {"metadata": {"labels": {"cost": "7"}}},
 }
+# Keys that change no object of a job.
+NOT_SENT = {"engine", "context", "kubeconfig", "namespace", "presigned_h", "source_limit_mb"}
 
 
 def submission(engine: str = "volcano", options: Any = None, **values: Any) -> Submission:
@@ -168,7 +176,9 @@ def test_the_check_of_schemas_finds_a_nested_typo(engine: str):
 
 @pytest.mark.parametrize("version", kube_schemas.VERSIONS)
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize(
+    "options", [{}, EVERYTHING, {"user": ""}], ids=["plain", "everything", "image's user"]
+)
 def test_each_version_of_kubernetes_knows_every_field(
     version: str, engine: str, options: dict[str, Any]
 ):
@@ -176,7 +186,10 @@ def test_each_version_of_kubernetes_knows_every_field(
 
     Kubernetes 1.29 has no ``successPolicy``, and drops it.
     """
-    job_request = build(engine, options)
+    assert {*Kubernetes.KEYS} == {*EVERYTHING, *NOT_SENT}
+    job_request = build(
+        engine, options, retries=int(bool(options and not ENGINES[engine].no_retries))
+    )
     *our_objects, body = request.objects(job_request, b"key" * job_request.has_key)
     items = [*our_objects, *operators.made_of(dict(job_request.body)).pods]
     if engine in ("job", "jobset"):

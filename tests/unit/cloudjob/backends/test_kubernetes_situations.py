@@ -24,8 +24,8 @@ from cloudjob.backends.native import Ended, Running, Waiting
 from cloudjob.model import summary, times
 from cloudjob.model.status import JobState, Outlook, WaitPhase, exit_code
 from cloudjob.tracking import verdict
-from jobentry.contract.exits import Cause
-from tests.support import operators
+from jobentry.contract.exits import Cause, ExitRecord, Outcome
+from tests.support import jobset, operators
 from tests.support.fake_kube_api import EVENTS, NAMESPACE, PODS, is_in
 from tests.support.statuses import status_of
 from tests.unit.cloudjob.backends.test_kubernetes_build import build
@@ -110,10 +110,10 @@ class Recorded:
 class Job:
     """A job of two nodes whose pods exist, and are not scheduled yet."""
 
-    def __init__(self, engine: str, folder: Path) -> None:
+    def __init__(self, engine: str, folder: Path, **values: Any) -> None:
         self.engine = ENGINES[engine]
         self.client = Recorded()
-        job_request = build(engine, nodes=2)
+        job_request = build(engine, nodes=2, **values)
         self.name = job_request.job_names.name
         self.job = copy.deepcopy(job_request.body)
         self.job["metadata"] |= {"uid": "u", "creationTimestamp": AT.format(0)}
@@ -235,6 +235,16 @@ class Job:
             "status": {"conditions": rows},
         }
 
+    def queue_in_volcano(self) -> None:
+        """Let Volcano have no room for all pods, which then do not exist."""
+        self.remove(0, 1)
+        name = f"{self.name}-u" if self.engine.name == "volcano" else self.name
+        condition = {"type": "Unschedulable", "status": "True", "reason": "NotEnoughResources"}
+        condition |= {"message": "2/2 tasks in gang unschedulable"}
+        condition |= {"lastTransitionTime": AT.format(2)}
+        path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups/{name}"
+        self.client.objects[path] = {"status": {"conditions": [condition]}}
+
     def cancel(self) -> None:
         self.job["metadata"]["annotations"] = {CANCELLED: AT.format(6)}
         is_asked = self.engine.name in ("mpi-operator", "job", "jobset")
@@ -349,6 +359,38 @@ def lost(job: Job, node: int) -> None:
     job.condition(node, "ContainersReady", "True", "")
 
 
+def head_is_lost(job: Job) -> None:
+    """The cluster has given up the pod of the head, whose machine cannot end it."""
+    lost(job, 0)
+    job.pods[0]["metadata"]["deletionTimestamp"] = AT.format(6)
+
+
+def ended_early(phase: str, arrange: Callable[[Job], None]) -> Callable[[Job], None]:
+    """Return what happens to a head that stores outputs when its operator has ended the job."""
+
+    def arrange_all(job: Job) -> None:
+        job.run(0, 1)
+        arrange(job)
+        job.end(1, 0 if phase == "Succeeded" else 1)
+        job.set_phase(phase)
+
+    return arrange_all
+
+
+def drained(job: Job) -> None:
+    job.condition(0, "DisruptionTarget", "True", "EvictionByEvictionAPI", "why")
+    job.pods[0]["metadata"]["deletionTimestamp"] = AT.format(6)
+
+
+def again_without_worker(job: Job) -> None:
+    """A queue preempted the job when the worker had ended, and has admitted it again."""
+    job.run(0, 1)
+    job.end(1, 0)
+    job.pods[0]["metadata"]["creationTimestamp"] = AT.format(7)
+    job.end(0, 125)
+    job.set_phase("Failed")
+
+
 def given_up(job: Job) -> None:
     """The operator has ended the job for the sake of its worker."""
     job.run(0, 1)
@@ -370,6 +412,13 @@ def removed_unseen(job: Job) -> None:
     job.pod_event(0, "Pulled", "Container image is present", kind="Normal")
     job.pod_event(0, "TaintManagerEviction", "Cancelling deletion of Pod", at=5, kind="Normal")
     job.pod_event(0, "Preempted", "Preempted by pod x on node gpu-0", kind="Normal")
+
+
+def preempted_by_volcano(job: Job) -> None:
+    job.run(0, 1)
+    job.remove(0, 1)
+    job.set_phase("Failed")
+    job.pod_event(0, "Evict", "Pod is evicted, because of preempt", at=5)
 
 
 def replaced(job: Job) -> None:
@@ -425,7 +474,11 @@ class Situation(NamedTuple):
 WAITS = {
     "no controller": (lambda job: job.remove(0, 1), "it has no pods yet"),
     "quota": (refused(QUOTA), "exceeded quota: gpus", "kubectl describe quota"),
-    "quota needs limits": (refused("failed quota: q: must specify limits.cpu"), "kubernetes.cpus"),
+    "quota needs limits": (
+        refused("failed quota: q: must specify limits.cpu for: cloudjob; limits.memory for: x"),
+        "limits.cpu for: cloudjob",
+        "kubernetes.cpus",
+    ),
     "pod security": (refused('violates PodSecurity "restricted:v1.33"'), "kubernetes.user"),
     "limit range": (refused("maximum cpu usage per Pod is 1"), "describe limitrange"),
     "webhook refuses": (refused('admission webhook "x" denied the request: no'), "refuses the pod"),
@@ -541,8 +594,13 @@ STUCK = (
     *("autoscaler cannot help", "folder missing on its machine"),
 )
 QUEUED = ("job", "jobset", "mpi-operator")
+# Those of operators, which Volcano can schedule.
+OTHERS = ("volcano", "mpi-operator", "ms-operator")
 EARLY = ("mpi-operator", "ms-operator")
+# These take a job for a success while its head stores outputs.
+STORING = ("ms-operator",)
 PULLS = f"node 1: pulling the image {IMAGE} (node 0 took 31 s)"
+ADMITTED = ("Admitted", "True", "Admitted", "")
 PENDING_QUOTA = ("QuotaReserved", "False", "WaitingForQuota", "4 more needed")
 REASONS = {
     "Evicted": "low on memory; its machine ran short of memory or disk; request",
@@ -570,9 +628,7 @@ SITUATIONS = {
         name: Situation(row[0], JobState.PENDING, tuple(row[1:]))  # type: ignore[arg-type]
         for name, row in WAITS.items()
     },
-    "pulling": Situation(
-        pull, JobState.PENDING, (PULLS,), engines=("volcano", "mpi-operator", "ms-operator")
-    ),
+    "pulling": Situation(pull, JobState.PENDING, (PULLS,), engines=OTHERS),
     # With these, a job runs as soon as one of its nodes does.
     "pulling beside a running head": Situation(pull, RUNNING, (PULLS,), engines=("job", "jobset")),
     "never admitted": Situation(
@@ -581,10 +637,29 @@ SITUATIONS = {
         ("queue lab: WaitingForQuota: 4 more needed",),
         engines=QUEUED,
     ),
+    "never admitted by Volcano": Situation(
+        lambda job: job.queue_in_volcano(),
+        JobState.PENDING,
+        ("2/2 tasks in gang unschedulable",),
+        engines=OTHERS,
+    ),
+    "preempted by Volcano": Situation(
+        preempted_by_volcano,
+        FAILED,
+        ("the pod", "was removed: Evict", "Volcano gave its place to another job"),
+        engines=OTHERS,
+    ),
     "preempted in its queue": Situation(
         lambda job: job.queue(PENDING_QUOTA, ("Evicted", "True", "Preempted", "for another")),
         JobState.PENDING,
         ("Preempted: for another; WaitingForQuota",),
+        engines=QUEUED,
+    ),
+    # Kueue may leave its other conditions as they were (kueue#14811).
+    "preempted, and still admitted": Situation(
+        lambda job: job.queue(ADMITTED, ("Evicted", "True", "PodsReadyTimeout", "too slow")),
+        JobState.PENDING,
+        ("queue lab: PodsReadyTimeout: too slow",),
         engines=QUEUED,
     ),
     "preempted, and a worker has not gone yet": Situation(
@@ -609,6 +684,16 @@ SITUATIONS = {
         engines=("jobset",),
     ),
     "success": Situation(ended(0, "Completed"), JobState.SUCCEEDED, code=0),
+    # Volcano replaces a worker whose machine was removed after its end (volcano#3296).
+    "success, and then a worker fails": Situation(
+        lambda job: (ended(0)(job), job.end(1, 125), job.set_phase("Failed"))[0],
+        JobState.SUCCEEDED,
+        code=0,
+        engines=("volcano", "ms-operator"),
+    ),
+    "success, and then its pods are removed": Situation(
+        lambda job: (ended(0)(job), job.remove(1))[0], JobState.SUCCEEDED, code=0
+    ),
     "failure": Situation(ended(3), FAILED, ("node 0 (", "exit code 3"), 3),
     "killed": Situation(ended(137), FAILED, ("node 0 (", "exit code 137"), 137),
     "out of memory": Situation(
@@ -620,6 +705,11 @@ SITUATIONS = {
     "no python in the image": Situation(
         ended(128, "StartError"), FAILED, ("StartError; does the image have python3",), 128
     ),
+    "worker out of memory": Situation(
+        lambda job: (ended(1)(job), job.end(1, 137, "OOMKilled"))[0],
+        FAILED,
+        ("out of memory: node 1 (", "raise kubernetes.memory_gib"),
+    ),
     "init container fails": Situation(
         init_fails, FAILED, ("node 1 (", "Init:Error: its init container fetch ended with exit co")
     ),
@@ -629,7 +719,7 @@ SITUATIONS = {
         lambda job: (job.remove(0, 1), job.set_phase("Restarting"))[0],
         RUNNING,
         ("it has no pods yet",),
-        engines=("volcano", "mpi-operator", "ms-operator"),
+        engines=OTHERS,
     ),
     # The MPI operator does so once a worker was evicted, and cleans up when the launcher has ended.
     "ended by its operator before its head": Situation(
@@ -637,6 +727,35 @@ SITUATIONS = {
     ),
     "machine does not report": Situation(
         lambda job: lost(job, 1), RUNNING, ("node 1: its machine gpu-1 no longer reports",)
+    ),
+    "head is lost": Situation(
+        head_is_lost, FAILED, ("node 0 (", "NodeLost; its machine no longer")
+    ),
+    # Its pod may tolerate that its machine does not report, and then nothing marks it.
+    "head is cut off when its operator has failed the job": Situation(
+        ended_early("Failed", lambda job: lost(job, 0)), FAILED, ("node 1 (",), engines=EARLY
+    ),
+    "head is lost while it stores": Situation(
+        ended_early("Succeeded", head_is_lost), FAILED, ("node 0 (", "NodeLost"), engines=STORING
+    ),
+    "head is drained while it stores": Situation(
+        ended_early("Succeeded", drained),
+        RUNNING,
+        ("node 0: EvictionByEvictionAPI: why",),
+        engines=STORING,
+    ),
+    "head is removed while it stores": Situation(
+        ended_early("Succeeded", lambda job: job.remove(0)),
+        FAILED,
+        ("node 0: its pod was removed",),
+        engines=STORING,
+    ),
+    "starts again without a worker that had ended": Situation(
+        again_without_worker,
+        FAILED,
+        ("node 1 (", "ended before the pod of node 0 was created"),
+        125,
+        engines=QUEUED,
     ),
     "head is late": Situation(head_is_late, FAILED, ("node 0: ErrImagePull: not found",)),
     "head is refused": Situation(head_is_refused, FAILED, ("exceeded quota",)),
@@ -654,6 +773,11 @@ SITUATIONS = {
     ),
     "head removed, by events": Situation(
         removed_unseen, FAILED, ("was removed: Preempted: Preempted by pod x on node gpu-0; a pod",)
+    ),
+    "worker removed": Situation(
+        lambda job: (job.run(0, 1), job.remove(1), job.end(0, 1), job.set_phase("Failed"))[0],
+        FAILED,
+        ("node 0 (", "exit code 1"),
     ),
     "worker replaced": Situation(replaced, FAILED, ("node 1 (", "EvictionByEvictionAPI: why")),
     **{
@@ -691,6 +815,14 @@ SITUATIONS = {
     ),
     "cancelled while it waits": Situation(
         lambda job: (job.remove(0, 1), job.cancel())[0], JobState.CANCELLED
+    ),
+    "cancelled while it pulls its image": Situation(
+        lambda job: (job.place(0, 1), job.remove(0, 1), job.cancel())[0], JobState.CANCELLED
+    ),
+    "cancelled while it stores": Situation(
+        lambda job: (job.run(0, 1), job.end(1, 0), job.end(0, 143), job.cancel())[0],
+        JobState.CANCELLED,
+        code=143,
     ),
     "cancelled while it runs": Situation(
         lambda job: (job.run(0, 1), job.end(0, 143), job.end(1, 143), job.cancel())[0],
@@ -818,13 +950,28 @@ def test_a_cancel_ends_a_job_whatever_its_pods_do(engine: str, worker: str, tmp_
         assert job.backend.status(job.handle).state is JobState.CANCELLED
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_record_of_a_cancelled_head_has_its_exit_code(engine: str, tmp_path: Path):
+    """The operator has ended the pods, but only because the user wanted it."""
+    job = Job(engine, tmp_path)
+    job.run(0, 1)
+    job.remove(0, 1)
+    job.cancel()
+    native = job.backend.status(job.handle)
+    assert isinstance(native, Ended)
+
+    record = ExitRecord("train", Outcome(143, Cause.CANCELLED), ended_at=AT.format(8))
+    status = verdict.with_record(status_of(), native, record, "", lambda node: ())
+    assert (status.state, status.exit_code) == (JobState.CANCELLED, 143)
+
+
 @pytest.mark.parametrize("engine", QUEUED)
 def test_a_second_cancel_stops_a_job_that_kueue_has_given_up_and_that_still_runs(
     engine: str, tmp_path: Path
 ):
     """Kueue may be down, or no longer manage such jobs (kueue#8387); nothing resumes the job."""
     job = Job(engine, tmp_path)
-    job.queue(("Admitted", "True", "Admitted", ""))
+    job.queue(ADMITTED)
     job.client.objects |= {f"{PODS}/{p['metadata']['name']}": p for p in job.pods.values()}
     job.run(0, 1)
     job.backend.cancel(job.handle)
@@ -924,7 +1071,7 @@ def test_a_job_that_was_deleted_to_end_it_beside_a_sidecar_ends_as_its_head(
 ):
     """Kueue would resume it, and its user may not change Workloads."""
     job = Job("job", tmp_path)
-    job.queue(("Admitted", "True", "Admitted", ""))
+    job.queue(ADMITTED)
     job.client.objects |= {f"{PODS}/{p['metadata']['name']}": p for p in job.pods.values()}
     with_sidecar(job, code)
     job.client.is_forbidden_workload = True
@@ -1041,6 +1188,33 @@ def test_a_registry_that_was_away_ends_no_job_when_it_comes_back(tmp_path: Path)
 )
 def test_a_quota_ends_a_wait_only_if_it_has_the_room(message: str, nodes: int, expected: str):
     assert reasons.outlook_of_refusal(message, nodes) == expected
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+def test_a_jobset_fails_when_its_restarts_are_used_up(retries: int, tmp_path: Path):
+    """The worker is drained in the first attempt, which costs no restart; then its script fails."""
+    job = Job("jobset", tmp_path, retries=retries)
+    (group,) = job.job["spec"]["replicatedJobs"]
+    for attempt in range(retries + 2):
+        job.run(0, 1)
+        job.pods[1]["status"].pop("conditions")
+        if attempt == 0:
+            job.condition(1, "DisruptionTarget", "True", "EvictionByEvictionAPI")
+        job.end(0, 3)
+        job.end(1, 143)
+        reason = jobset.end_of_job(group["template"]["spec"], [*job.pods.values()])
+        restarted = jobset.after_failure(job.job, reason)
+        if not restarted:
+            break
+        job.backend._pod_states.clear()
+        assert job.backend.status(job.handle).state is RUNNING
+        job.job["status"] = restarted
+    job.set_phase("Failed", **restarted)
+    ended = job.backend.status(job.handle)
+
+    assert attempt == (retries and retries + 1)
+    assert isinstance(ended, Ended)
+    assert (ended.state, ended.exit_code) == (FAILED, 3)
 
 
 @pytest.mark.parametrize("engine", ["volcano", "jobset"])
