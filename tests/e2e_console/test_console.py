@@ -644,6 +644,36 @@ def test_a_job_that_does_not_exist_is_reported(home: Path, open_page: OpenPage):
     page.shows("nothing-here", "All jobs")
 
 
+def test_a_page_comes_back_if_one_of_its_files_did_not_arrive(
+    home: Path, failed: str, open_page: OpenPage
+):
+    page = open_page(home)
+
+    def block(*urls: str) -> None:
+        page.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": urls})
+
+    page.driver.execute_cdp_cmd("Network.enable", {})
+    page.driver.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": True})
+    # A module that is imported at once, one that is imported later, a style.
+    for missing in ("*vue*", "*aggrid*", "*quasar*css*"):
+        block(missing)
+        page.open(f"/job/{failed}/log")
+        page.await_true("!!sessionStorage.again")
+        block()
+        page.shows("step 0 of rank 0")
+        page.await_true(
+            "getComputedStyle(document.querySelector('.q-header')).position === 'fixed'"
+        )
+        page.script("delete sessionStorage.again")
+
+    # Lines that did not arrive are asked for again.
+    block("*/log?*")
+    page.open(f"/job/{failed}/log")
+    page.await_true("!!document.querySelector('.log-grid')")
+    block()
+    page.shows("step 0 of rank 0")
+
+
 def test_the_file_that_opens_the_link_logs_the_browser_in(
     tmp_path: Path, driver: webdriver.Chrome, start_console: Callable[[Path], str]
 ):

@@ -261,7 +261,7 @@ const console_ui = (() => {
 
   // A table that asks for the lines it shows.
   const log = (api, job, query, jumps, line) => {
-    const view = { api, query, jumps, wanted: line, follows: !jumps && !line, count: -1, line: 0, match: "" };
+    const view = { api, query, jumps, wanted: line, follows: !jumps && !line, count: -1, line: 0, match: "", lacks: false };
     logs[job] = view;
     api.setColumnsVisible(["line", "at", "node"], window.innerWidth >= 640);
     const path = `/api/jobs/${encodeURIComponent(job)}/log`;
@@ -287,6 +287,7 @@ const console_ui = (() => {
           shown(found);
           successCallback(found.rows, found.selected);
         } catch {
+          view.lacks = true;
           failCallback();
         }
       },
@@ -321,6 +322,9 @@ const console_ui = (() => {
       const found = await view.request("", { start: 0, end: 0 }).catch(() => null);
       if (!found) return;
       shown(found);
+      // The table does not ask again for lines that did not arrive.
+      if (view.lacks) api.purgeInfiniteCache();
+      view.lacks = false;
       if (found.selected !== view.count) {
         const isFirst = view.count < 0;
         view.count = found.selected;
