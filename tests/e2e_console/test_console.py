@@ -715,6 +715,7 @@ def test_matches_in_a_log_are_marked_among_the_others_and_the_address_keeps_them
     page.click(".log-grid .ag-cell.line")
     page.shows("step 0 of rank 0")
     page.await_true("location.search.includes('others=1') && /line=[1-9]/.test(location.search)")
+    page.shows("2 matches in ")
     page.click('[aria-label="Next match"]')
     page.shows("match 2 of 2")
     page.await_true("!!document.querySelector('.log-grid .chosen-line .match')")

@@ -275,9 +275,10 @@ const console_ui = (() => {
       const some = found.selected === found.total ? "" : ` of ${found.total.toLocaleString()}`;
       const search = found.searched < found.total ? "searching" : "";
       const news = found.error || search || (found.is_complete ? "" : found.is_live ? "live" : "loading");
+      const matches = view.match || (view.query.others && found.matches !== null ? `${found.matches.toLocaleString()} matches in ` : "");
       const open = found.unfinished ? `, ${found.unfinished} unfinished` : "";
       const end = news && ` · ${news}`;
-      place.textContent = `${view.match}${found.selected.toLocaleString()}${some} lines${open}${end}`;
+      place.textContent = `${matches}${found.selected.toLocaleString()}${some} lines${open}${end}`;
       api.setGridOption("pinnedBottomRowData", found.unfinished_rows);
     };
     const source = {
