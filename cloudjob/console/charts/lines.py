@@ -115,7 +115,7 @@ def _chart(
     if view.is_logarithmic:
         option["yAxis"].pop("minInterval", None)
         # By itself, a logarithmic axis begins and ends with a power of ten.
-        heights = [value for points in chosen.values() for _, value in points]
+        heights = [value for points in chosen.values() for _, value in points if isfinite(value)]
         option["yAxis"].update(
             {"min": min(heights, default=None), "max": max(heights, default=None)}
         )

@@ -474,8 +474,9 @@ const console_ui = (() => {
     }).observe(document.body, { attributes: true, attributeFilter: ["class"] });
   });
 
-  // The value of a key that begins with a colon is a function.
+  // The value of a key that begins with a colon is a function. An infinite number would empty a chart.
   const prepared = (value) => {
+    if (typeof value === "number") return Number.isFinite(value) ? value : null;
     if (Array.isArray(value)) return value.map(prepared);
     if (value === null || typeof value !== "object") return value;
     return Object.fromEntries(
