@@ -275,7 +275,7 @@ const console_ui = (() => {
       const some = found.selected === found.total ? "" : ` of ${found.total.toLocaleString()}`;
       const search = found.searched < found.total ? "searching" : "";
       const news = found.error || search || (found.is_complete ? "" : found.is_live ? "live" : "loading");
-      const matches = view.match || (view.query.others && found.matches !== null ? `${found.matches.toLocaleString()} matches in ` : "");
+      const matches = view.match || (view.query.others && found.matches !== null ? `${found.matches.toLocaleString()} match${found.matches === 1 ? "" : "es"} in ` : "");
       const open = found.unfinished ? `, ${found.unfinished} unfinished` : "";
       const end = news && ` · ${news}`;
       place.textContent = `${matches}${found.selected.toLocaleString()}${some} lines${open}${end}`;
