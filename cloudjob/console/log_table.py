@@ -132,6 +132,7 @@ class Page(NamedTuple):
 
     Args:
         selected: The number of selected lines among those searched.
+        matches: The number of those that match; None without a search.
         searched: The number of lines searched so far.
         total: The number of all lines.
         unfinished: The number of selected lines that are not finished, such as progress bars.
@@ -142,6 +143,7 @@ class Page(NamedTuple):
     """
 
     selected: int = 0
+    matches: int | None = None
     searched: int = 0
     total: int = 0
     unfinished: int = 0
@@ -233,7 +235,8 @@ class LogTable:
             if self._is_closed:
                 return Page()
             try:
-                chosen, searched = self._choose(which.visible)
+                matches, searched = self._choose(which.matches)
+                chosen = self._choose(which.visible)[0] if which.has_others else matches
                 visible = range(max(start, 0), min(end, len(chosen)))
                 rows = [self._row(chosen[n], which) for n in visible]
                 unfinished = self._unfinished(which)
@@ -241,6 +244,7 @@ class LogTable:
                 return Page(total=self._count, error=error.message)
             return Page(
                 selected=len(chosen),
+                matches=len(matches) if which.text else None,
                 searched=searched,
                 total=self._count,
                 unfinished=len(unfinished),

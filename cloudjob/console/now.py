@@ -61,7 +61,7 @@ def now(
         ("Progress", _progress(training)),
         (_left_name(training), _left(training)),
         ("Speed", training.rate),
-        *([(curve.name, f"{curve.points[-1][1]:.4g}")] if curve else []),
+        *_last(curve, training),
         ("Silent for", span(int(journals.silent_s)) if journals.silent_s >= _SILENT_S else ""),
         *_resources([samples[-1] for samples in journals.resources.values()], has_shared_memory),
     ]
@@ -71,6 +71,14 @@ def now(
         spark=spark_path([value for _, value in curve.points]) if curve else "",
         lines=[_marked(row) for row in rows],
     )
+
+
+def _last(curve: Curve | None, training: Training) -> list[tuple[str, str]]:
+    """Return the last value of a metric, and its step if the progress does not have it."""
+    if curve is None:
+        return []
+    step, value = curve.points[-1]
+    return [("Step", "" if training.steps else f"{step:,.10g}"), (curve.name, f"{value:.4g}")]
 
 
 def _progress(training: Training) -> str:

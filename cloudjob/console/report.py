@@ -30,7 +30,7 @@ _STATIC = Path(__file__).parent / "static"
 # The most log lines, counted from the end, and the most files in the report.
 _LOG_LINES, _FILES = 5_000, 1_000
 # The width of an image, the height of its head, and a chart's height of title, padding and gap.
-_IMAGE_WIDTH_PX, _IMAGE_HEAD_PX, _IMAGE_PANEL_PX = 1200, 90, 66
+_IMAGE_WIDTH_PX, _IMAGE_HEAD_PX, _IMAGE_PANEL_PX = 1200, 118, 66
 
 
 def render(job: Job) -> str:
@@ -128,6 +128,7 @@ def _page(
         status=status,
         duration=summary.duration(status),
         submitted=clock(status.created_at),
+        reason=summary.reason(status),
         is_image=is_image,
         charts=drawn,
         options=_script([chart.option for _, chart in drawn]),

@@ -16,21 +16,19 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from nicegui import app as nicegui_app
 from nicegui import ui
-from starlette.exceptions import HTTPException
 
 from cloudjob.console.access import Access
 from cloudjob.console.pages import compare, emulator, job, job_list, sweep
+from cloudjob.console.pages.frame import STATIC
 from cloudjob.console.state import Console
-from cloudjob.errors import CloudJobError
+from cloudjob.console.text import displayable
+from cloudjob.errors import CloudJobError, JobNotFound
 
-_STATIC = Path(__file__).parent / "static"
 _HOST = "127.0.0.1"
 _END_S = 2
-# What the page of an address that does not exist says.
-_MISSING = "There is no such page."
 # What NiceGUI raises if a page is built whose browser has left.
 _CLOSED = re.compile(r"(client this element belongs to|parent slot of .*) has been deleted")
 
@@ -85,15 +83,15 @@ def _is_about_present_browsers(record: logging.LogRecord) -> bool:
     return not (isinstance(error, RuntimeError) and _CLOSED.search(str(error)))
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
+async def _problem(request: Request, error: Exception) -> Response:
     """Show a page of ours instead of NiceGUI's, which names Python's exception."""
-    is_page = "text/html" in request.headers.get("accept", "")
-    if not is_page or not isinstance(error, HTTPException):
-        return JSONResponse({"error": "not found"}, 404)
-    page = (_STATIC / "missing.html").read_text()
-    if isinstance(error.__cause__, CloudJobError):
-        page = page.replace(_MISSING, escape(error.detail))
-    return HTMLResponse(page, 404)
+    text, code = "There is no such page.", 404
+    if isinstance(error, CloudJobError):
+        text, code = displayable(error.message), 404 if isinstance(error, JobNotFound) else 502
+    if "text/html" not in request.headers.get("accept", ""):
+        return PlainTextResponse(f"{text}\n", code)
+    page = (STATIC / "problem.html").read_text().replace("MESSAGE", escape(text))
+    return HTMLResponse(page, code)
 
 
 def _shortened(record: logging.LogRecord) -> bool:
@@ -104,15 +102,18 @@ def _shortened(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, asyncio.CancelledError) or "graceful shutdown" in str(record.msg):
         return False
-    if isinstance(error, CloudJobError):
-        record.msg, record.args, record.exc_info = "%s", (error.message,), None
+    # The cause, of a response that had begun and could not become that of ``_problem``.
+    for each in (error, error and error.__cause__):
+        if isinstance(each, CloudJobError):
+            record.msg, record.args, record.exc_info = "%s", (each.message,), None
     return "No response returned" not in str(error)
 
 
 def _application(console: Console) -> FastAPI:
     application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    nicegui_app.add_static_files("/static", _STATIC, max_cache_age=0)
-    nicegui_app.add_exception_handler(404, _not_found)
+    nicegui_app.add_static_files("/static", STATIC, max_cache_age=0)
+    for kind in (404, CloudJobError):
+        nicegui_app.add_exception_handler(kind, _problem)
     for page in (job_list, job, compare, sweep, emulator):
         page.register(console)
     ui.run_with(
@@ -120,7 +121,7 @@ def _application(console: Console) -> FastAPI:
         title="cloudjob",
         dark=None,
         language="en-US",
-        favicon=_STATIC / "icon.svg",
+        favicon=STATIC / "icon.svg",
         reconnect_timeout=30,
         show_welcome_message=False,
     )

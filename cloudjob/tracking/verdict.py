@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,6 +19,8 @@ from jobentry.contract import exits, hangs, messages, node_end, slow
 from jobentry.contract.exits import Cause, ExitRecord, Failure, Outcome
 from jobentry.contract.malformed import MALFORMED
 
+# The limit of the memory in the reason of a platform.
+_LIMIT = re.compile(r", limited to [^;]*")
 # Returns the last log lines of a node's entry, by the number of the node.
 EntryLines = Callable[["int | None"], "tuple[str, ...]"]
 
@@ -168,6 +171,8 @@ def _explained(failure: Failure, native: Ended, entry_lines: EntryLines) -> Fail
         message = message.replace(exits.NOT_FOR_MEMORY, "")
         is_known = exits.OUT_OF_MEMORY in message
         reason = native.reason.removeprefix("out of memory: ") if is_known else native.reason
+        if f"{exits.OUT_OF_MEMORY} (limit " in message:
+            reason = _LIMIT.sub("", reason)
         failure = failure._replace(message=f"{message} ({reason})")
     if node_end.is_before_joining(failure):
         failure = failure._replace(last_lines=entry_lines(failure.node))

@@ -644,6 +644,36 @@ def test_a_job_that_does_not_exist_is_reported(home: Path, open_page: OpenPage):
     page.shows("nothing-here", "All jobs")
 
 
+def test_a_page_comes_back_if_one_of_its_files_did_not_arrive(
+    home: Path, failed: str, open_page: OpenPage
+):
+    page = open_page(home)
+
+    def block(*urls: str) -> None:
+        page.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": urls})
+
+    page.driver.execute_cdp_cmd("Network.enable", {})
+    page.driver.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": True})
+    # A module that is imported at once, one that is imported later, a style.
+    for missing in ("*vue*", "*aggrid*", "*quasar*css*"):
+        block(missing)
+        page.open(f"/job/{failed}/log")
+        page.await_true("!!sessionStorage.again")
+        block()
+        page.shows("step 0 of rank 0")
+        page.await_true(
+            "getComputedStyle(document.querySelector('.q-header')).position === 'fixed'"
+        )
+        page.script("delete sessionStorage.again")
+
+    # Lines that did not arrive are asked for again.
+    block("*/log?*")
+    page.open(f"/job/{failed}/log")
+    page.await_true("!!document.querySelector('.log-grid')")
+    block()
+    page.shows("step 0 of rank 0")
+
+
 def test_the_file_that_opens_the_link_logs_the_browser_in(
     tmp_path: Path, driver: webdriver.Chrome, start_console: Callable[[Path], str]
 ):
@@ -685,6 +715,7 @@ def test_matches_in_a_log_are_marked_among_the_others_and_the_address_keeps_them
     page.click(".log-grid .ag-cell.line")
     page.shows("step 0 of rank 0")
     page.await_true("location.search.includes('others=1') && /line=[1-9]/.test(location.search)")
+    page.shows("2 matches in ")
     page.click('[aria-label="Next match"]')
     page.shows("match 2 of 2")
     page.await_true("!!document.querySelector('.log-grid .chosen-line .match')")

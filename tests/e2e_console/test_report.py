@@ -45,6 +45,7 @@ def test_a_report_is_one_file_that_shows_why_the_job_failed(
     text = str(driver.execute_script("return document.body.innerText"))
     drawn = driver.execute_script("return document.querySelectorAll('.chart svg').length")
     problems = [each["message"] for each in driver.get_log("browser")]
+    prepared = driver.execute_script("return console_ui.prepared([1, Infinity, NaN])")
     entries = "performance.getEntriesByType('resource')"
     loaded = driver.execute_script(f"return {entries}.map(entry => entry.name)")
 
@@ -54,6 +55,7 @@ def test_a_report_is_one_file_that_shows_why_the_job_failed(
         assert title in text
     assert drawn == int(driver.execute_script("return document.body.dataset.drawn")) > 6
     assert problems == []
+    assert prepared == [1, None, None]
     assert [url for url in loaded if not url.startswith(("blob:", "data:"))] == []
 
     done = run(home, "report", "reported", "--png", "--to", tmp_path / "report.png")

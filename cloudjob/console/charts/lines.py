@@ -108,14 +108,17 @@ def _chart(
     note = [_last_text(lines), f"limit {_number(limit)}" if limit else "", _left_out(lines)]
     if view.is_logarithmic:
         note += [_without_logarithm(lines)]
-        chosen = {name: [p for p in points if p[1] > 0] for name, points in chosen.items()}
+        chosen = {
+            name: [(x, value) for x, value in points if value > 0 or not isfinite(value)]
+            for name, points in chosen.items()
+        }
     option = _option(chosen, _draws_range(lines, view))
     option["xAxis"].update({**limits, **group.x})
     option["yAxis"].update({**group.y.get(title, {}), "type": _scale(view)})
     if view.is_logarithmic:
         option["yAxis"].pop("minInterval", None)
         # By itself, a logarithmic axis begins and ends with a power of ten.
-        heights = [value for points in chosen.values() for _, value in points]
+        heights = [value for points in chosen.values() for _, value in points if isfinite(value)]
         option["yAxis"].update(
             {"min": min(heights, default=None), "max": max(heights, default=None)}
         )

@@ -14,7 +14,7 @@ from cloudjob.console import charts
 from cloudjob.console.code_diff import diffs
 from cloudjob.console.facts import texts_of
 from cloudjob.console.job_list import row_of
-from cloudjob.console.pages.frame import frame, heading
+from cloudjob.console.pages.frame import frame, heading, page
 from cloudjob.console.pages.live import ChartView
 from cloudjob.console.results import legends
 from cloudjob.console.state import Console
@@ -49,17 +49,13 @@ class _Section(NamedTuple):
 def register(console: Console) -> None:
     """Add the page."""
 
-    @ui.page("/compare")
-    async def page(jobs: str = "") -> None:
+    @page("/compare")
+    async def compare_page(jobs: str = "") -> None:
         ids = [job for job in jobs.split(",") if job][:MAX_JOBS]
+        compared = [await in_thread(console.job, job) for job in ids]
         with frame("Compare", "Compare"):
             # A platform may take longer to answer than NiceGUI waits for a page.
             await ui.context.client.connected()
-            try:
-                compared = [await in_thread(console.job, job) for job in ids]
-            except CloudJobError as error:
-                ui.label(displayable(error.message)).classes("text-negative")
-                return
             if len(compared) < 2:
                 ui.label("Select two or more jobs in the list to compare them.").classes("quiet")
                 return

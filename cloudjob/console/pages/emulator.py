@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from nicegui import ui
-from starlette.exceptions import HTTPException
 
 from cloudjob.console.emulated import EmulatedJob
 from cloudjob.console.pages import log
-from cloudjob.console.pages.frame import frame
+from cloudjob.console.pages.frame import frame, page
 from cloudjob.console.pages.widgets import NAME, column, grid
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.emulator import daemon
-from cloudjob.errors import CloudJobError, JobNotFound
+from cloudjob.errors import CloudJobError
 from cloudjob.home import records_path
 from cloudjob.home.records import Records
 from cloudjob.model.summary import span
@@ -41,8 +40,8 @@ _COLUMNS = (
 def register(console: Console) -> None:
     """Add the page."""
 
-    @ui.page("/emulator")
-    async def page() -> None:
+    @page("/emulator")
+    async def list_page() -> None:
         with frame("Emulator", "Emulator"):
             note = ui.label("…").classes("quiet")
             table = grid(
@@ -70,17 +69,9 @@ def register(console: Console) -> None:
         await refresh()
         ui.timer(_REFRESH_S, refresh)
 
-    @ui.page("/emulator/{key}")
+    @page("/emulator/{key}")
     async def log_page(key: str) -> None:
-        try:
-            job = await in_thread(EmulatedJob, console.home, key)
-        except JobNotFound as error:
-            raise HTTPException(404, displayable(error.message)) from error
-        except CloudJobError as error:
-            with frame("Emulator", "Emulator"), ui.card().classes("panel"):
-                ui.label(displayable(error.message))
-                ui.link("Jobs of the emulator", "/emulator")
-            return
+        job = await in_thread(EmulatedJob, console.home, key)
         with frame(displayable(job.name), "Emulator", displayable(job.name)):
             ui.label("Another client created this job: the console shows its log.").classes("quiet")
             log.build(job)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from nicegui import ui
 
 from cloudjob.installation import VERSION
 
+STATIC = Path(__file__).parent.parent / "static"
 _DARK_COOKIE = "cloudjob-console-dark"
+# A page at an address; on a busy machine, reading a job takes longer than NiceGUI's 3 seconds.
+page = partial(ui.page, response_timeout=60.0)
 
 
 @contextlib.contextmanager
@@ -23,6 +28,7 @@ def frame(title: str, *crumbs: str) -> Iterator[None]:
     """
     ui.page_title(f"{title} - cloudjob")
     ui.add_head_html(
+        f"<script>{(STATIC / 'again.js').read_text()}</script>"
         '<link rel="stylesheet" href="/static/console.css">'
         '<script src="/static/console.js"></script>'
     )

@@ -10,19 +10,18 @@ from enum import Enum
 from typing import Any
 
 from nicegui import ui
-from starlette.exceptions import HTTPException
 
 from cloudjob import api
 from cloudjob.console.facts import facts
 from cloudjob.console.pages import log, metrics, outputs, ranks, resources, stacks, submitted
-from cloudjob.console.pages.frame import badge, frame, heading
+from cloudjob.console.pages.frame import badge, frame, heading, page
 from cloudjob.console.pages.now import NowPanel
 from cloudjob.console.pages.overview import Overview
 from cloudjob.console.pages.widgets import confirm
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
-from cloudjob.errors import CloudJobError, JobNotFound
+from cloudjob.errors import CloudJobError
 from cloudjob.model.status import Hang, JobState, JobStatus, Phase, SlowRanks
 from cloudjob.model.summary import age, duration, reason
 from cloudjob.model.text import counted
@@ -60,18 +59,10 @@ def register(console: Console) -> None:
     log.register(console)
     outputs.register(console)
 
-    @ui.page("/job/{job_id}")
-    @ui.page("/job/{job_id}/{view}")
-    async def page(job_id: str, view: str = _VIEWS[0]) -> None:
-        try:
-            job = await in_thread(console.job, job_id)
-        except JobNotFound as error:
-            raise HTTPException(404, displayable(error.message)) from error
-        except CloudJobError as error:
-            with frame(job_id, job_id), ui.card().classes("panel"):
-                ui.label(displayable(error.message))
-                ui.link("All jobs", "/")
-            return
+    @page("/job/{job_id}")
+    @page("/job/{job_id}/{view}")
+    async def job_page(job_id: str, view: str = _VIEWS[0]) -> None:
+        job = await in_thread(console.job, job_id)
         await _JobPage(console, job).build(view if view in _VIEWS else _VIEWS[0])
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 from fastapi import Depends, Response
-from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from nicegui import app, ui
 
 from cloudjob.console.emulated import EmulatedJob
@@ -65,13 +65,10 @@ def register(console: Console) -> None:
 
     @app.get("/api/jobs/{job_id}/log.txt")
     async def download(job_id: str, which: Annotated[_Which, Depends(_which)]) -> Response:
-        try:
-            log = await in_thread(which.log, console, job_id)
-            await until_read(log)
-            pieces = log.texts(which.selection)
-            first = await in_thread(next, pieces, b"")
-        except CloudJobError as error:
-            return PlainTextResponse(f"{displayable(error.message)}\n", 502)
+        log = await in_thread(which.log, console, job_id)
+        await until_read(log)
+        pieces = log.texts(which.selection)
+        first = await in_thread(next, pieces, b"")
         headers = {
             "Content-Disposition": f"attachment; filename*=UTF-8''{quote(job_id, '')}.log",
             "Cache-Control": "no-store",

@@ -49,10 +49,7 @@ def register(console: Console) -> None:
                     return file, pieces, next(pieces)
             return None
 
-        try:
-            started = await in_thread(start)
-        except CloudJobError as error:
-            return PlainTextResponse(f"{displayable(error.message)}\n", 502)
+        started = await in_thread(start)
         if started is None:
             return PlainTextResponse("the job has stored no such file\n", 404)
         file, pieces, first = started
@@ -70,10 +67,7 @@ def _register_previews(console: Console) -> None:
             is_small = file is not None and file.size_bytes <= MAX_IMAGE_BYTES
             return b"".join(outputs.read(file)) if file and is_small else b""
 
-        try:
-            data = await in_thread(read)
-        except CloudJobError as error:
-            return PlainTextResponse(f"{displayable(error.message)}\n", 502)
+        data = await in_thread(read)
         kind = media_type(data[:64])
         if not kind:
             return PlainTextResponse("the job has stored no such image\n", 404)
@@ -92,10 +86,7 @@ def _register_previews(console: Console) -> None:
             pieces = zipped(console.job(job_id).outputs(), folder)
             return pieces, next(pieces)
 
-        try:
-            pieces, first = await in_thread(start)
-        except CloudJobError as error:
-            return PlainTextResponse(f"{displayable(error.message)}\n", 502)
+        pieces, first = await in_thread(start)
         name = quote(
             "-".join(filter(None, (job_id, folder.rpartition("/")[2]))), "", errors="replace"
         )

@@ -10,13 +10,12 @@ from typing import NamedTuple
 from nicegui import ui
 
 from cloudjob.console import charts
-from cloudjob.console.pages.frame import frame, heading
+from cloudjob.console.pages.frame import frame, heading, page
 from cloudjob.console.pages.live import ChartView, Live
 from cloudjob.console.results import best_of, is_cost, legends
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
-from cloudjob.errors import CloudJobError
 from cloudjob.model import summary
 from cloudjob.model.status import JobStatus
 from cloudjob.tracking import Job
@@ -37,18 +36,14 @@ class Row(NamedTuple):
 def register(console: Console) -> None:
     """Add the page."""
 
-    @ui.page("/sweep/{sweep_id}")
-    async def page(sweep_id: str) -> None:
+    @page("/sweep/{sweep_id}")
+    async def sweep_page(sweep_id: str) -> None:
+        sweep = await in_thread(attach, console.home, sweep_id)
+        jobs = (await in_thread(sweep.jobs))[:_MAX_JOBS]
         name = displayable(sweep_id)
         with frame(name, "Sweep", name):
             # A platform may take longer to answer than NiceGUI waits for a page.
             await ui.context.client.connected()
-            try:
-                sweep = await in_thread(attach, console.home, sweep_id)
-                jobs = (await in_thread(sweep.jobs))[:_MAX_JOBS]
-            except CloudJobError as error:
-                ui.label(displayable(error.message)).classes("text-negative")
-                return
             if jobs:
                 await _Table(console, sweep, jobs).start()
                 await _curves(console, jobs).start()

@@ -261,7 +261,7 @@ const console_ui = (() => {
 
   // A table that asks for the lines it shows.
   const log = (api, job, query, jumps, line) => {
-    const view = { api, query, jumps, wanted: line, follows: !jumps && !line, count: -1, line: 0, match: "" };
+    const view = { api, query, jumps, wanted: line, follows: !jumps && !line, count: -1, line: 0, match: "", lacks: false };
     logs[job] = view;
     api.setColumnsVisible(["line", "at", "node"], window.innerWidth >= 640);
     const path = `/api/jobs/${encodeURIComponent(job)}/log`;
@@ -275,9 +275,10 @@ const console_ui = (() => {
       const some = found.selected === found.total ? "" : ` of ${found.total.toLocaleString()}`;
       const search = found.searched < found.total ? "searching" : "";
       const news = found.error || search || (found.is_complete ? "" : found.is_live ? "live" : "loading");
+      const matches = view.match || (view.query.others && found.matches !== null ? `${found.matches.toLocaleString()} match${found.matches === 1 ? "" : "es"} in ` : "");
       const open = found.unfinished ? `, ${found.unfinished} unfinished` : "";
       const end = news && ` · ${news}`;
-      place.textContent = `${view.match}${found.selected.toLocaleString()}${some} lines${open}${end}`;
+      place.textContent = `${matches}${found.selected.toLocaleString()}${some} lines${open}${end}`;
       api.setGridOption("pinnedBottomRowData", found.unfinished_rows);
     };
     const source = {
@@ -287,6 +288,7 @@ const console_ui = (() => {
           shown(found);
           successCallback(found.rows, found.selected);
         } catch {
+          view.lacks = true;
           failCallback();
         }
       },
@@ -321,6 +323,9 @@ const console_ui = (() => {
       const found = await view.request("", { start: 0, end: 0 }).catch(() => null);
       if (!found) return;
       shown(found);
+      // The table does not ask again for lines that did not arrive.
+      if (view.lacks) api.purgeInfiniteCache();
+      view.lacks = false;
       if (found.selected !== view.count) {
         const isFirst = view.count < 0;
         view.count = found.selected;
@@ -469,8 +474,9 @@ const console_ui = (() => {
     }).observe(document.body, { attributes: true, attributeFilter: ["class"] });
   });
 
-  // The value of a key that begins with a colon is a function.
+  // The value of a key that begins with a colon is a function. An infinite number would empty a chart.
   const prepared = (value) => {
+    if (typeof value === "number") return Number.isFinite(value) ? value : null;
     if (Array.isArray(value)) return value.map(prepared);
     if (value === null || typeof value !== "object") return value;
     return Object.fromEntries(

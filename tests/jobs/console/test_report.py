@@ -12,11 +12,19 @@ import pytest
 
 import cloudjob
 from cloudjob.console import screenshot
-from cloudjob.console.report import render
+from cloudjob.console.report import draw, render
 from cloudjob.errors import UsageError
 from tests.support.homes import make_used_home
 from tests.support.polling import poll
 
+# A browser whose image is the page.
+BROWSER = """#!/bin/sh
+for word; do case $word in
+  --screenshot=*) image=${word#*=} ;;
+  file://*) page=${word#file://} ;;
+esac; done
+cp "$page" "$image"
+"""
 HOSTILE = "</pre></script><script>window.hacked=1</script>{{ 7 * 7 }}"
 
 
@@ -49,7 +57,11 @@ def test_the_report_has_the_stacks_of_a_crash_and_the_hint_of_this_machine(
         job = cloudjob.submit(script, source=source)
         job.wait()
         pages.append(render(job))
+    (tmp_path / "chromium").write_text(BROWSER)
+    (tmp_path / "chromium").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
+    assert b"KeyError: &#39;DATA_DIR&#39; (node 0 rank 0)" in draw(job)
     assert "  &lt;module&gt; at crash.py:2: os.abort()" in pages[0]
     assert "Hint: DATA_DIR is set in this shell" in pages[1]
     assert "/the/value" not in pages[1]

@@ -81,7 +81,13 @@ def test_a_page_that_does_not_exist_is_ours_and_its_address_is_not_logged(tmp_pa
     browser.open(link.group(), timeout=LIMIT_S)
     with pytest.raises(urllib.error.HTTPError) as missing:
         browser.open(link.group().partition("/login")[0] + "/nothing/here", timeout=LIMIT_S)
-    for address in ("/job/none-2345678b", "/job/none-2345678b/log"):
+    for address in (
+        "/job/none-2345678b",
+        "/job/none-2345678b/log",
+        "/sweep/none-2345678b",
+        "/compare?jobs=none-2345678b",
+        "/api/jobs/none-2345678b/outputs.zip",
+    ):
         with pytest.raises(urllib.error.HTTPError) as unknown:
             browser.open(link.group().partition("/login")[0] + address, timeout=LIMIT_S)
         with unknown.value as answer:

@@ -425,10 +425,12 @@ def test_a_smooth_line_follows_the_earlier_values():
 
 
 def test_values_without_a_logarithm_are_left_out_and_named():
-    [chart] = charts.curves(losses({0: 0.0, 1: 2.0}), view=charts.View(is_logarithmic=True))
+    points = losses({0: 0.0, 1: 2.0, 2: inf, 3: -inf, 4: 4.0})
+    [chart] = charts.curves(points, view=charts.View(is_logarithmic=True))
 
-    assert chart.option["yAxis"]["type"] == "log"
-    assert series(chart)["rank 0"] == [(1, 2.0)]
+    axis = chart.option["yAxis"]
+    assert (axis["type"], axis["min"], axis["max"]) == ("log", 2.0, 4.0)
+    assert series(chart)["rank 0"] == [(1, 2.0), (2, inf), (3, -inf), (4, 4.0)]
     assert "values of 0 and below have no logarithm" in chart.note
 
 

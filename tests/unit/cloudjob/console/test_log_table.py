@@ -380,11 +380,12 @@ def test_a_log_without_metrics_has_no_main_curve():
 def test_matches_are_marked_and_the_next_one_is_found_among_all_lines():
     which = Selection(text="loss", has_others=True)
     with open_table(Job(*TWO_NODES)) as log:
-        rows = log.page(which, 0, 9).rows
+        page = log.page(which, 0, 9)
         forward = [log.match(which, line, is_forward=True) for line in (0, 2, 4)]
         back = log.match(which, 3, is_forward=False)
 
-    assert [row["marks"] for row in rows] == [[], [(0, 4)], [(0, 4)], [(0, 4)], []]
+    assert [row["marks"] for row in page.rows] == [[], [(0, 4)], [(0, 4)], [(0, 4)], []]
+    assert (page.selected, page.matches) == (5, 3)
     # Place and number of a line, and its place among the matches; after the last comes the first.
     assert forward == [Match(1, 2, 1, 3), Match(2, 3, 2, 3), Match(1, 2, 1, 3)]
     assert back == Match(1, 2, 1, 3)

@@ -53,7 +53,7 @@ def test_the_time_left_of_one_epoch_is_called_so():
 def test_the_last_value_of_the_main_metric_has_a_small_curve():
     state = shown(curve=Curve("loss", [(0, 4.0), (1, 0.123456), (2, 2.0)]))
 
-    assert state.facts == [("loss", "2")]
+    assert state.facts == [("Step", "2"), ("loss", "2")]
     assert state.spark == "M0.0,1.0 L160.0,39.0 L320.0,20.6"
 
 

@@ -142,8 +142,7 @@ REASON = "out of memory: node 1 (worker-1), limited to 4 GiB"
         (exits.NOT_FOR_MEMORY, f"killed by SIGKILL ({REASON})"),
         (
             f"{exits.OUT_OF_MEMORY} (limit 4.0 GiB; rank 1: 3.9 GiB)",
-            "killed by SIGKILL: out of memory (limit 4.0 GiB; rank 1: 3.9 GiB)"
-            " (node 1 (worker-1), limited to 4 GiB)",
+            "killed by SIGKILL: out of memory (limit 4.0 GiB; rank 1: 3.9 GiB) (node 1 (worker-1))",
         ),
     ],
 )
