@@ -151,16 +151,29 @@ def _links(nodes: Sequence[NodeFacts], setting: Setting) -> list[Finding]:
         side = _culprit(broken)
         explained = [each for each in broken if _is_of(each, side)]
         finding, tried = _link_finding(side, explained, len(nodes))
+        if _works_for_some(nodes, side):
+            finding = finding._replace(text=f"{finding.text} ({tried})")
+            tried = ""
         alike.setdefault(finding, []).append((side.node, tried))
         broken = [each for each in broken if not _is_of(each, side)]
     return [
         finding._replace(
             nodes=tuple(sorted(node for node, _ in pairs)),
             # For several nodes, which others have tried each of them says little.
-            text=finding.text if len(pairs) > 1 else f"{finding.text} ({pairs[0][1]})",
+            text=finding.text + (f" ({pairs[0][1]})" if len(pairs) == 1 and pairs[0][1] else ""),
         )
         for finding, pairs in alike.items()
     ]
+
+
+def _works_for_some(nodes: Sequence[NodeFacts], side: _Side) -> bool:
+    """Whether other connections of this node work, so that it matters which ones do not."""
+    return any(
+        link.reach is Reach.WORKS
+        and _is_of(_Broken(node.node, link.to, _interface(nodes, link), link.reach, False), side)
+        for node in nodes
+        for link in node.links
+    )
 
 
 def _interface(nodes: Sequence[NodeFacts], link: Link) -> str:
