@@ -36,10 +36,13 @@ _WAIT_S = 0.5
 # So often must the kernel have repeated a packet before it counts as lost.
 _MIN_REPEATED = 2
 _UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
+# Less than the first packet of a large message, and more than the kernel counts for a handshake.
+_SMALL_BYTES = 256
 # Places in struct tcp_info (linux/tcp.h): packets that are not acknowledged, the round trip in
-# microseconds, and how many packets were sent again.
-_UNACKNOWLEDGED, _ROUND_TRIP, _REPEATED = 24, 68, 100
-_TCP_INFO_BYTES = 104
+# microseconds, how many packets were sent again, and bytes that are acknowledged (since Linux 4.1;
+# its lower half, as all processors here are little-endian).
+_UNACKNOWLEDGED, _ROUND_TRIP, _REPEATED, _ARRIVED_BYTES = 24, 68, 100, 120
+_TCP_INFO_BYTES = 124
 
 
 class Target(NamedTuple):
@@ -271,9 +274,12 @@ class _Attempt:
     def _unanswered(self) -> Reach:
         if not self._is_connected or self._socket is None:
             return Reach.ITSELF if self._is_own_address else Reach.SILENT
-        is_waiting = bool(_tcp_info(self._socket, _UNACKNOWLEDGED))
-        was_repeated = _tcp_info(self._socket, _REPEATED) >= _MIN_REPEATED
-        return Reach.LARGE_LOST if is_waiting and was_repeated else Reach.SLOW
+        is_lost = loses_large(
+            _tcp_info(self._socket, _UNACKNOWLEDGED),
+            _tcp_info(self._socket, _REPEATED),
+            arrived_bytes(self._socket),
+        )
+        return Reach.LARGE_LOST if is_lost else Reach.SLOW
 
     def _failed(self, number: int) -> None:
         if self._is_connected:
@@ -293,6 +299,16 @@ class _Attempt:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(self._socket)
             self._socket.close()
+
+
+def loses_large(unacknowledged: int, repeated: int, arrived_bytes: int) -> bool:
+    """Whether no large packet arrives; of a network that loses any packets, some do."""
+    return unacknowledged > 0 and repeated >= _MIN_REPEATED and arrived_bytes < _SMALL_BYTES
+
+
+def arrived_bytes(connection: socket.socket) -> int:
+    """Return how many bytes the other kernel has acknowledged; 0 if this one does not say."""
+    return _tcp_info(connection, _ARRIVED_BYTES)
 
 
 def _tcp_info(connection: socket.socket, at: int) -> int:
