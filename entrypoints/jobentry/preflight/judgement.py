@@ -92,6 +92,39 @@ def judge(nodes: Sequence[NodeFacts], setting: Setting) -> tuple[Finding, ...]:
 # -- the network ----------------------------------------------------------------------------------
 
 
+def broken_links(nodes: Sequence[NodeFacts]) -> frozenset[tuple[int, int, int]]:
+    """Return the connections that do not work: from a node to an endpoint of another."""
+    return frozenset(
+        (node.node, link.to, link.endpoint)
+        for node in nodes
+        for link in node.links
+        if link.reach.is_broken
+    )
+
+
+def confirmed(
+    nodes: Sequence[NodeFacts], broken: frozenset[tuple[int, int, int]]
+) -> list[NodeFacts]:
+    """Return the nodes without the failures that a second try has not shown.
+
+    Even a healthy network now and then loses each packet of one connection for a second.
+
+    Args:
+        broken: The connections that failed at the second try.
+    """
+    return [
+        node._replace(
+            links=tuple(
+                link
+                if not link.reach.is_broken or (node.node, link.to, link.endpoint) in broken
+                else link._replace(reach=Reach.SLOW)
+                for link in node.links
+            )
+        )
+        for node in nodes
+    ]
+
+
 class _Broken(NamedTuple):
     """A connection that does not work: from a node to an interface of another."""
 

@@ -87,32 +87,6 @@ def test_a_node_that_is_too_busy_to_answer_counts_as_slow_and_not_as_broken():
         assert outcome(at(port), SHORT_S) is Reach.SLOW
 
 
-@pytest.mark.parametrize(
-    ("unacknowledged", "repeated", "arrived_bytes", "expected"),
-    [
-        (10, 3, 0, True),
-        # Some kernels count the handshake.
-        (10, 3, 1, True),
-        # A network that loses one packet of five, whatever their sizes.
-        (7, 6, 1448, False),
-        (10, 1, 0, False),
-        (0, 6, 0, False),
-    ],
-)
-def test_only_a_network_that_carries_no_large_packet_loses_large_ones(
-    unacknowledged: int, repeated: int, arrived_bytes: int, expected: bool
-):
-    assert probe.loses_large(unacknowledged, repeated, arrived_bytes) is expected
-
-
-def test_the_kernel_says_how_many_bytes_have_arrived():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        with socket.create_connection(listening.getsockname()) as connection:
-            connection.sendall(bytes(10_000))
-            arrived = probe.arrived_bytes
-            poll(lambda: 10_000 <= arrived(connection) <= 10_001, "the acknowledgement")
-
-
 def test_a_node_that_closes_the_connection_counts_as_slow():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
