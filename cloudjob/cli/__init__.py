@@ -90,8 +90,10 @@ def _need_files() -> None:
 
 def _set_home() -> None:
     """Set ``HOME`` as container engines do, for a user who has none in the list of users."""
+    if not os.path.isabs(os.environ.get("HOME", "")):  # noqa: PTH117 (no Path is needed)
+        os.environ.pop("HOME", None)
     # ``Path.expanduser`` would raise.
-    if "HOME" not in os.environ and os.path.expanduser("~") == "~":  # noqa: PTH111
+    if os.path.expanduser("~") == "~":  # noqa: PTH111
         os.environ["HOME"] = "/"
 
 

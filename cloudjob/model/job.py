@@ -171,9 +171,10 @@ class JobSpec(Values):
         is_harmless=True)
     preflight: str = key(
         OneOf(*preflight_levels.LEVELS),
-        "What to check on all nodes before the ranks start: quick takes at most 2 seconds; full "
-        "also measures the network, disks, memory and GPUs, in at most 30 seconds; off checks "
-        "nothing.", preflight_levels.QUICK, Option(Heading.LIMITS, "--preflight", "LEVEL"),
+        "What to check on all nodes before the ranks start: quick takes at most 2 seconds, or 4 if "
+        "a connection fails; full also measures the network, disks, memory and GPUs, in at most 30 "
+        "seconds; off checks nothing.",
+        preflight_levels.QUICK, Option(Heading.LIMITS, "--preflight", "LEVEL"),
         is_harmless=True)
     strict: bool = key(
         FLAG,

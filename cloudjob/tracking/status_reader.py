@@ -262,7 +262,15 @@ class StatusReader:
         """Return how a job ended by its record, which the head writes last and anyone can read."""
         record = self._exit_record()
         # Without a record, the store may not answer, which has the description of another's job.
-        return None if record is None else verdict.ended_elsewhere(record, self._access.spec())
+        if record is None:
+            return None
+        ended = verdict.ended_elsewhere(record, self._access.spec())
+        if ended is None:
+            log_once(
+                f"{record.job}: its last attempt has ended with exit code "
+                f"{record.outcome.exit_code}; whether it is tried again, only its platform knows"
+            )
+        return ended
 
     def _exit_record(self) -> exits.ExitRecord | None:
         """Return the head's record of how the job ended, if it left one."""

@@ -82,6 +82,8 @@ class Check:
         # Bring-up limits the time for the workers to come up, which they have done.
         self._loop.cancel("start")
         nodes = self._facts()
+        if judgement.broken_links(nodes):
+            nodes = judgement.confirmed(nodes, judgement.broken_links(self._facts()))
         if self._node.preflight == FULL:
             nodes = self._with_speeds(self._with_transfers(nodes))
         self._close()

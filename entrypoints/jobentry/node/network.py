@@ -291,7 +291,8 @@ def _nccl_parameters(environ: Mapping[str, str]) -> Mapping[str, str]:
 def _settings(paths: Sequence[str]) -> dict[str, str]:
     """Return the ``NAME=VALUE`` lines of files that exist; the first of a name counts."""
     value_of: dict[str, str] = {}
-    for path in paths:
+    # A pipe would wait for its writer.
+    for path in filter(os.path.isfile, paths):
         with contextlib.suppress(OSError), open(path, "rb") as file:
             for line in file.read(_MAX_FILE_BYTES).decode("utf-8", "replace").splitlines():
                 name, equals, value = line.partition("=")

@@ -92,6 +92,39 @@ def judge(nodes: Sequence[NodeFacts], setting: Setting) -> tuple[Finding, ...]:
 # -- the network ----------------------------------------------------------------------------------
 
 
+def broken_links(nodes: Sequence[NodeFacts]) -> frozenset[tuple[int, int, int]]:
+    """Return the connections that do not work: from a node to an endpoint of another."""
+    return frozenset(
+        (node.node, link.to, link.endpoint)
+        for node in nodes
+        for link in node.links
+        if link.reach.is_broken
+    )
+
+
+def confirmed(
+    nodes: Sequence[NodeFacts], broken: frozenset[tuple[int, int, int]]
+) -> list[NodeFacts]:
+    """Return the nodes without the failures that a second try has not shown.
+
+    Even a healthy network now and then loses each packet of one connection for a second.
+
+    Args:
+        broken: The connections that failed at the second try.
+    """
+    return [
+        node._replace(
+            links=tuple(
+                link
+                if not link.reach.is_broken or (node.node, link.to, link.endpoint) in broken
+                else link._replace(reach=Reach.SLOW)
+                for link in node.links
+            )
+        )
+        for node in nodes
+    ]
+
+
 class _Broken(NamedTuple):
     """A connection that does not work: from a node to an interface of another."""
 
@@ -151,16 +184,29 @@ def _links(nodes: Sequence[NodeFacts], setting: Setting) -> list[Finding]:
         side = _culprit(broken)
         explained = [each for each in broken if _is_of(each, side)]
         finding, tried = _link_finding(side, explained, len(nodes))
+        if _works_for_some(nodes, side):
+            finding = finding._replace(text=f"{finding.text} ({tried})")
+            tried = ""
         alike.setdefault(finding, []).append((side.node, tried))
         broken = [each for each in broken if not _is_of(each, side)]
     return [
         finding._replace(
             nodes=tuple(sorted(node for node, _ in pairs)),
             # For several nodes, which others have tried each of them says little.
-            text=finding.text if len(pairs) > 1 else f"{finding.text} ({pairs[0][1]})",
+            text=finding.text + (f" ({pairs[0][1]})" if len(pairs) == 1 and pairs[0][1] else ""),
         )
         for finding, pairs in alike.items()
     ]
+
+
+def _works_for_some(nodes: Sequence[NodeFacts], side: _Side) -> bool:
+    """Whether other connections of this node work, so that it matters which ones do not."""
+    return any(
+        link.reach is Reach.WORKS
+        and _is_of(_Broken(node.node, link.to, _interface(nodes, link), link.reach, False), side)
+        for node in nodes
+        for link in node.links
+    )
 
 
 def _interface(nodes: Sequence[NodeFacts], link: Link) -> str:

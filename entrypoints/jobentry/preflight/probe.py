@@ -36,9 +36,11 @@ _WAIT_S = 0.5
 # So often must the kernel have repeated a packet before it counts as lost.
 _MIN_REPEATED = 2
 _UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
-# Places in struct tcp_info (linux/tcp.h): packets that are not acknowledged, the round trip in
-# microseconds, and how many packets were sent again.
-_UNACKNOWLEDGED, _ROUND_TRIP, _REPEATED = 24, 68, 100
+# Places in struct tcp_info (linux/tcp.h): packets that are not acknowledged, and the round trip in
+# microseconds; before them, a byte: how often in a row the kernel had to repeat the oldest one.
+# Only a network that carries no large packets does that again and again; one that loses packets at
+# random lets some of them through.
+_UNACKNOWLEDGED, _ROUND_TRIP, _REPEATED = 24, 68, 2
 _TCP_INFO_BYTES = 104
 
 
@@ -230,7 +232,7 @@ class _Attempt:
             return
         if not self._is_connected:
             self._is_connected = True
-            self._round_trip_us = _tcp_info(self._socket, _ROUND_TRIP)
+            self._round_trip_us = _tcp_info(self._socket, _ROUND_TRIP, "=I")
         try:
             self._send()
             self._receive()
@@ -271,8 +273,8 @@ class _Attempt:
     def _unanswered(self) -> Reach:
         if not self._is_connected or self._socket is None:
             return Reach.ITSELF if self._is_own_address else Reach.SILENT
-        is_waiting = bool(_tcp_info(self._socket, _UNACKNOWLEDGED))
-        was_repeated = _tcp_info(self._socket, _REPEATED) >= _MIN_REPEATED
+        is_waiting = bool(_tcp_info(self._socket, _UNACKNOWLEDGED, "=I"))
+        was_repeated = _tcp_info(self._socket, _REPEATED, "=B") >= _MIN_REPEATED
         return Reach.LARGE_LOST if is_waiting and was_repeated else Reach.SLOW
 
     def _failed(self, number: int) -> None:
@@ -295,13 +297,14 @@ class _Attempt:
             self._socket.close()
 
 
-def _tcp_info(connection: socket.socket, at: int) -> int:
+def _tcp_info(connection: socket.socket, at: int, kind: str) -> int:
     """Return a number of the kernel's about a connection; 0 if it has none."""
     try:
         data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
         return 0
-    return int(struct.unpack_from("=I", data, at)[0]) if len(data) >= at + 4 else 0
+    is_long = len(data) >= at + struct.calcsize(kind)
+    return int(struct.unpack_from(kind, data, at)[0]) if is_long else 0
 
 
 def transfer(target: Target, key: bytes, node: int, seconds: float) -> float:

@@ -413,12 +413,14 @@ def test_a_user_without_a_home_folder_needs_only_a_state_folder():
             )
 
         with_folder = listed(CLOUDJOB_HOME=f"{folder}/home")
-        without = listed()
+        without = [listed(), listed(HOME=""), listed(HOME="relative")]
 
     assert (with_folder.returncode, with_folder.stdout) == (0, ""), with_folder
-    assert without.stderr.splitlines() == [
-        "error: opening the job records: /.local/share/cloudjob/records.db: Permission denied",
-        "hint: make the folder writable for this user, or set CLOUDJOB_HOME to another one",
+    assert [done.stderr.splitlines() for done in without] == 3 * [
+        [
+            "error: opening the job records: /.local/share/cloudjob/records.db: Permission denied",
+            "hint: make the folder writable for this user, or set CLOUDJOB_HOME to another one",
+        ]
     ]
 
 

@@ -18,7 +18,14 @@ import pytest
 
 from cloudjob.backends.base import Backend
 from cloudjob.backends.native import Absent, Ended, NativeStatus, Running
-from cloudjob.errors import BackendError, JobNotFound, StoreError, Unreachable, UsageError
+from cloudjob.errors import (
+    BackendError,
+    JobNotFound,
+    StoreError,
+    Unreachable,
+    UsageError,
+    WaitTimeout,
+)
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import times
@@ -164,6 +171,20 @@ def test_the_record_of_another_job_ends_the_wait_for_a_job_out_of_reach(
     with pytest.raises(StoreError, match="waiting for train-1: its record is invalid"):
         job.wait(timeout_s=5)
     assert job.status().state is JobState.UNKNOWN
+
+
+def test_a_wait_for_a_job_out_of_reach_says_that_its_attempt_has_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """It may have been started again, so that the wait goes on."""
+    spec = json.dumps({"outputs": {}, "spec": {"retries": 2}})
+    record = record_of(tmp_path, spec_json=spec)._replace(home="/home/stranger")
+    put_record(tmp_path, exit_code=77)
+    job = Job(record, OutOfReach(timestamp()), tmp_path)
+
+    with pytest.raises(WaitTimeout):
+        job.wait(timeout_s=0)
+    assert "train-1: its last attempt has ended with exit code 77; whether it" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,24 @@ def test_a_fault_ends_the_job_before_its_ranks_start_and_names_the_node(
     assert message in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("second", [Reach.WORKS, Reach.SLOW, Reach.SILENT, None])
+def test_a_connection_that_fails_once_is_tried_again(
+    second: Reach | None, capfd: pytest.CaptureFixture[str]
+):
+    """Of thousands of pairs, a network that loses each hundredth packet loses two in a row."""
+    tries = iter([Reach.SILENT, second])
+
+    def unlucky(values: dict[str, Any]) -> Any:
+        reach = next(tries)
+        return good(1, links=(Link(0, 0, reach),))(values) if reach else None
+
+    outcome = Nodes(good(0), unlucky).check.run()
+
+    assert (outcome is not None) == (second is Reach.SILENT)
+    assert ("no answer on eth0" in capfd.readouterr().err) == (second is Reach.SILENT)
+    assert next(tries, None) is None
+
+
 def test_a_doubt_is_a_warning(capfd: pytest.CaptureFixture[str]):
     nodes = Nodes(good(0), good(1))
     nodes.workers[0].clock_ahead_s = 3600.0

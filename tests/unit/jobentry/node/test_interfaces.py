@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 from pathlib import Path
 
@@ -472,6 +473,15 @@ def test_what_a_file_of_nccl_sets_stays(
     node_network = network(ETH0, DOCKER0)._replace(nccl_parameters=detected.nccl_parameters)
 
     assert choose(TWO, node_network, **environ).variables["NCCL_SOCKET_IFNAME"] == expected
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_file_of_nccl_does_not_stop_a_node(tmp_path: Path):
+    os.mkfifo(tmp_path / "conf")
+
+    assert (
+        "NCCL_DEBUG" not in detect(ONE, {"NCCL_CONF_FILE": str(tmp_path / "conf")}).nccl_parameters
+    )
 
 
 def test_nccl_finds_the_users_file_without_the_variable_home(

@@ -112,6 +112,15 @@ def test_two_broken_nodes_are_both_named():
     assert [finding.nodes for finding in findings] == [(1, 4)]
 
 
+def test_nodes_that_only_each_other_cannot_reach_are_not_called_unreachable():
+    findings = serious(broken(job(3), (1, 2), (2, 1), reach=Reach.SILENT))
+
+    assert [(finding.nodes, finding.text) for finding in findings] == [
+        ((2,), "no answer on eth0 (tried from node 1)"),
+        ((1,), "no answer on eth0 (tried from node 2)"),
+    ]
+
+
 def test_a_fault_of_all_nodes_is_one_finding():
     pairs = itertools.permutations(range(4), 2)
 
