@@ -57,6 +57,10 @@ _UNSEEN = (
     "{host} does not see the job's folder: it must be on a disk that all nodes share, under the"
     " same path (slurm.folder names another)"
 )
+_EARLY_SIGNAL = (
+    "SIGUSR1 ended it long before its time limit: a user sent the signal, or a job of higher"
+    " priority needs the nodes (slurm.requeue starts it again)"
+)
 _PROLOG = "(sinfo -R shows the drained node: tell the administrator of the cluster)"
 # Parts of srun's messages about a node that does not accept its credentials.
 _REFUSALS = ("zero bytes", "munge", "credential", "authentication", "protocol")
@@ -412,7 +416,8 @@ def _failed(marks: Marks, facts: Facts) -> _End:
         message = f"{_REASONS['TIMEOUT']} (slurm.time_min, or the partition's limit)"
         return _End(Cause.TIMEOUT, Failure(exit_code=TIMED_OUT, message=message))
     if marks.stop_reason in (StopReason.WARNED, StopReason.PREEMPTED) or facts.state == "PREEMPTED":
-        message = _REASONS["PREEMPTED"]
+        is_sure = marks.stop_reason is StopReason.PREEMPTED or facts.state == "PREEMPTED"
+        message = _REASONS["PREEMPTED"] if is_sure else _EARLY_SIGNAL
         return _End(Cause.PLATFORM, Failure(exit_code=marks.code, message=message))
     not_started = _not_started(marks, facts)
     if not_started:
