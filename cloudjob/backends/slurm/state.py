@@ -256,10 +256,13 @@ def _text(words: list[str]) -> str:
     return "".join(c if c.isprintable() else "?" for c in " ".join(words))[:_TEXT_CHARS]
 
 
-def read_jobs(text: str) -> dict[str, Facts]:
+def read_jobs(text: str, *, renamed: str = "") -> dict[str, Facts]:
     """Parse the output of squeue or sacct in these columns, by the id of each of our jobs.
 
     Times are in seconds since the epoch.
+
+    Args:
+        renamed: The id of the job in the output, if its name is no longer ours.
     """
     facts_of: dict[str, Facts] = {}
     for line in text.splitlines():
@@ -267,8 +270,9 @@ def read_jobs(text: str) -> dict[str, Facts]:
             *line.split("|", 7),
             *[""] * 8,
         )[:8]
-        if name.startswith(JOB_NAME) and number.isdecimal() and state.strip():
-            facts_of[name.removeprefix(JOB_NAME)] = Facts(
+        job = renamed or name.removeprefix(JOB_NAME)
+        if job != name and number.isdecimal() and state.strip():
+            facts_of[job] = Facts(
                 id=number,
                 # "CANCELLED by 1000"
                 state=state.split()[0],
