@@ -430,7 +430,8 @@ def _failed(marks: Marks, facts: Facts) -> _End:
         node, code = marks.lost
         message = f"node {node} ({_host(marks, node)}) ended with exit code {code}"
         return _End(Cause.PLATFORM, Failure(node, exit_code=code, message=message))
-    if marks.code is not None and not marks.stop_reason:
+    has_lost_node = facts.state == "NODE_FAIL"
+    if marks.code is not None and not marks.stop_reason and not has_lost_node:
         return _head_failed(marks, marks.code)
     if marks.code is None and facts.exit_code and facts.exit_code[0]:
         return _head_failed(replace(marks, is_silent=True), facts.exit_code[0])

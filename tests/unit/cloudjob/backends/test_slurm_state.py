@@ -179,12 +179,14 @@ def test_a_script_that_slurm_could_not_start_is_not_reported_as_killed():
     assert killed.failure.message == "the job's script was killed (JobLaunchFailure)"
 
 
-def test_a_node_that_failed_is_named():
-    marks = BEGIN + "asked slurm 1795258488\ndown n2 1795258489\nend 143 1795258490\n"
+@pytest.mark.parametrize("note", ["asked slurm", "silent"])
+def test_a_node_that_failed_is_named(note):
+    marks = f"{BEGIN}{note} 1795258488\ndown n2 1795258489\nend 143 1795258490\n"
+    status_now = status(marks, "NODE_FAIL", reason="NodeDown")
 
-    assert (
-        status(marks, "NODE_FAIL", reason="NodeDown").failure.message == "n2 has failed (NodeDown)"
-    )
+    assert status_now.failure.message == "n2 has failed (NodeDown)"
+    # The head may have noted a cancel, as Slurm sends SIGTERM if its node was set down.
+    assert (status_now.cause, status_now.stop) == (Cause.PLATFORM, Stop.PLATFORM)
 
 
 def test_a_job_that_ran_out_of_memory_is_reported_with_its_limit():
