@@ -11,6 +11,7 @@ from pathlib import Path
 from cloudjob.errors import PackageError
 
 CLOUDJOBIGNORE = ".cloudjobignore"
+_ELSEWHERE = "set CLOUDJOB_HOME, or TMPDIR for --dry-run, to a folder on another disk"
 
 
 class ChangedError(PackageError):
@@ -51,9 +52,10 @@ def writing(destination: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        is_large = error.errno == errno.EFBIG
         raise PackageError(
             f"writing the package to {shown(destination)}: {reason_of(error)}",
-            hint="set TMPDIR to a folder on another disk",
+            hint="is there a limit on the size of files (ulimit -f)?" if is_large else _ELSEWHERE,
         ) from error
 
 

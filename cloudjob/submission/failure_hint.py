@@ -165,6 +165,9 @@ def _of_modules(spec: Mapping[str, Any], failure: Failure) -> Iterator[str]:
     if match is None:
         return
     top = match[1].partition(".")[0]
+    if top == "encodings":
+        yield "Python does not find its own library: is PYTHONHOME set to another one's folder?"
+        return
     yield _left_out_text(spec, (f"{top}.py", top))
     if not spec.get("source"):
         return

@@ -396,7 +396,12 @@ class SlurmBackend(Backend[SlurmRequest]):
         number = snapshot.id or snapshot.marks.id
         doing = f"asking Slurm for {where.job}"
         which = f"-j {number}" if number else f"--me --name={script.JOB_NAME}{where.job}"
-        facts_of = state.read_jobs(_output_of(where.host, f"{_QUEUE} {which}", doing))
+        queue = _output_of(where.host, f"{_QUEUE} {which}", doing)
+        facts_of = state.read_jobs(queue)
+        if number and queue and not facts_of:
+            folder = _output_of(where.host, f"{_FOLDER_OF} -j {number}", doing).strip()
+            if Path(folder).name == where.job:
+                facts_of = state.read_jobs(queue, renamed=where.job)
         if number and not facts_of:
             # The controller has forgotten the job; the site may have no accounting.
             facts_of = state.read_jobs(
@@ -407,7 +412,7 @@ class SlurmBackend(Backend[SlurmRequest]):
             # Its submitter was killed before it could store the number.
             where.host.run(where.folder, f"echo {facts.id} >{script.ID}")
         if state.lacks_exit_code(snapshot.marks, facts):
-            details = _output_of(where.host, f"scontrol show job {facts.id}", doing)
+            details = _output_of(where.host, f"{_SCONTROL_SHOW} job {facts.id}", doing)
             facts = replace(
                 facts, exit_code=state.read_exit_code(details.partition("ExitCode=")[2])
             )
@@ -440,7 +445,7 @@ class SlurmBackend(Backend[SlurmRequest]):
         has_cancelled = False
         while facts.id and not state.is_over(facts):
             if not has_cancelled:
-                where.host.run(where.folder, f"scancel {facts.id}")
+                where.host.run(where.folder, clusters.with_clean_environment(f"scancel {facts.id}"))
                 has_cancelled = True
             if time.monotonic() > deadline:
                 raise BackendError(
@@ -451,8 +456,14 @@ class SlurmBackend(Backend[SlurmRequest]):
             facts = self._query(where, snapshot, is_fresh=True)
 
 
-_QUEUE = f"SLURM_TIME_FORMAT=%s squeue -a -h -t all -o '{state.QUEUE_COLUMNS}'"
-_ACCOUNTING = f"SLURM_TIME_FORMAT=%s sacct -n -P -X -o {state.ACCOUNTING_COLUMNS}"
+_QUEUE = clusters.with_clean_environment(
+    f"SLURM_TIME_FORMAT=%s squeue -a -h -t all -o '{state.QUEUE_COLUMNS}'"
+)
+_FOLDER_OF = clusters.with_clean_environment("squeue -h -t all -o %Z")
+_ACCOUNTING = clusters.with_clean_environment(
+    f"SLURM_TIME_FORMAT=%s sacct -n -P -X -o {state.ACCOUNTING_COLUMNS}"
+)
+_SCONTROL_SHOW = clusters.with_clean_environment("scontrol show")
 # A folder's file ``state`` has a few lines for each attempt.
 _STATE_BYTES = 1 << 20
 # Prints for each folder on its input: an empty line if it is missing; else the size of its file
@@ -574,11 +585,9 @@ def _step(job: str, node: int, options: Sequence[str], arguments: Sequence[str])
         more=("TERM",),
     )
     # As job.sh numbers the nodes: the one that Slurm has started the job on, then the others.
-    nodes = '{ echo "$1"; scontrol show hostnames "$2" | grep -vxF -e "$1"; }'
-    return (
-        f"set -f; set -- $(squeue -h -j {job} -o '%B %N') && node=$({nodes} | sed -n {node + 1}p)"
-        f" && {srun}"
-    )
+    nodes = f'{{ echo "$1"; {_SCONTROL_SHOW} hostnames "$2" | grep -vxF -e "$1"; }}'
+    hosts = clusters.with_clean_environment(f"squeue -h -j {job} -o '%B %N'")
+    return f"set -f; set -- $({hosts}) && node=$({nodes} | sed -n {node + 1}p) && {srun}"
 
 
 def _output_of(host: Host, text: str, doing: str) -> str:

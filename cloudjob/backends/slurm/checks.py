@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cloudjob.backends.base import Check
 from cloudjob.backends.slurm import errors
-from cloudjob.backends.slurm.cluster import Cluster, Host, quoted
+from cloudjob.backends.slurm.cluster import Cluster, Host, quoted, with_clean_environment
 from cloudjob.errors import BackendError
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ def _version(host: Host, where: str) -> Check:
 
 
 def _controller(host: Host) -> Check:
-    done = host.run("", "scontrol ping")
+    done = host.run("", with_clean_environment("scontrol ping"))
     text = done.out.decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if " at " in line or "UP" in line or "DOWN" in line]
     hint = "the controller is down, or refuses connections from this machine"
@@ -61,7 +61,7 @@ def _controller(host: Host) -> Check:
 
 
 def _nodes(host: Host) -> list[Check]:
-    done = host.run("", "sinfo -h -o '%P %a %l %D %T %G'")
+    done = host.run("", with_clean_environment("sinfo -h -o '%P %a %l %D %T %G'"))
     if done.code:
         error = errors.command_error("sinfo", done.message)
         return [Check("partitions", False, error.message, error.hint)]
@@ -83,7 +83,7 @@ def _folder(host: Host, folder: str) -> Check:
 
 
 def _sacct(host: Host) -> Check:
-    done = host.run("", "sacct -n -X -S now")
+    done = host.run("", with_clean_environment("sacct -n -X -S now"))
     return Check(
         "accounting",
         done.code == 0,

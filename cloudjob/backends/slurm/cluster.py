@@ -231,8 +231,9 @@ def quoted(path: str) -> str:
 def with_clean_environment(text: str, more: Sequence[str] = ()) -> str:
     """Return a shell command that runs ``text`` with a minimal environment.
 
-    sbatch passes its own environment to the nodes unless an option forbids that, and with that
-    option the node logs the user in, which takes time and may fail.
+    Variables such as SLURM_CLUSTERS or SQUEUE_PARTITION would let Slurm's commands ask another
+    cluster, or hide jobs. sbatch passes its own environment to the nodes unless an option forbids
+    that, and with that option the node logs the user in, which takes time and may fail.
 
     Args:
         more: The names of variables that it keeps, if they are set.

@@ -50,6 +50,7 @@ _HINTS = (
         "Requested partition configuration not available",
         "sinfo -s shows whether the partition is up",
     ),
+    ("Required partition not available", "sinfo -s shows whether the partition is up"),
     ("Invalid generic resource", "sinfo -o '%N %G' lists devices; set slurm.gpus or slurm.gres"),
     (
         "requested reservation",

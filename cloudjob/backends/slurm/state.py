@@ -57,6 +57,10 @@ _UNSEEN = (
     "{host} does not see the job's folder: it must be on a disk that all nodes share, under the"
     " same path (slurm.folder names another)"
 )
+_EARLY_SIGNAL = (
+    "SIGUSR1 ended it long before its time limit: a user sent the signal, or a job of higher"
+    " priority needs the nodes (slurm.requeue starts it again)"
+)
 _PROLOG = "(sinfo -R shows the drained node: tell the administrator of the cluster)"
 # Parts of srun's messages about a node that does not accept its credentials.
 _REFUSALS = ("zero bytes", "munge", "credential", "authentication", "protocol")
@@ -252,10 +256,13 @@ def _text(words: list[str]) -> str:
     return "".join(c if c.isprintable() else "?" for c in " ".join(words))[:_TEXT_CHARS]
 
 
-def read_jobs(text: str) -> dict[str, Facts]:
+def read_jobs(text: str, *, renamed: str = "") -> dict[str, Facts]:
     """Parse the output of squeue or sacct in these columns, by the id of each of our jobs.
 
     Times are in seconds since the epoch.
+
+    Args:
+        renamed: The id of the job in the output, if its name is no longer ours.
     """
     facts_of: dict[str, Facts] = {}
     for line in text.splitlines():
@@ -263,8 +270,9 @@ def read_jobs(text: str) -> dict[str, Facts]:
             *line.split("|", 7),
             *[""] * 8,
         )[:8]
-        if name.startswith(JOB_NAME) and number.isdecimal() and state.strip():
-            facts_of[name.removeprefix(JOB_NAME)] = Facts(
+        job = renamed or name.removeprefix(JOB_NAME)
+        if job != name and number.isdecimal() and state.strip():
+            facts_of[job] = Facts(
                 id=number,
                 # "CANCELLED by 1000"
                 state=state.split()[0],
@@ -412,7 +420,8 @@ def _failed(marks: Marks, facts: Facts) -> _End:
         message = f"{_REASONS['TIMEOUT']} (slurm.time_min, or the partition's limit)"
         return _End(Cause.TIMEOUT, Failure(exit_code=TIMED_OUT, message=message))
     if marks.stop_reason in (StopReason.WARNED, StopReason.PREEMPTED) or facts.state == "PREEMPTED":
-        message = _REASONS["PREEMPTED"]
+        is_sure = marks.stop_reason is StopReason.PREEMPTED or facts.state == "PREEMPTED"
+        message = _REASONS["PREEMPTED"] if is_sure else _EARLY_SIGNAL
         return _End(Cause.PLATFORM, Failure(exit_code=marks.code, message=message))
     not_started = _not_started(marks, facts)
     if not_started:
@@ -421,7 +430,8 @@ def _failed(marks: Marks, facts: Facts) -> _End:
         node, code = marks.lost
         message = f"node {node} ({_host(marks, node)}) ended with exit code {code}"
         return _End(Cause.PLATFORM, Failure(node, exit_code=code, message=message))
-    if marks.code is not None and not marks.stop_reason:
+    has_lost_node = facts.state == "NODE_FAIL"
+    if marks.code is not None and not marks.stop_reason and not has_lost_node:
         return _head_failed(marks, marks.code)
     if marks.code is None and facts.exit_code and facts.exit_code[0]:
         return _head_failed(replace(marks, is_silent=True), facts.exit_code[0])

@@ -1,10 +1,11 @@
-"""Limits of this node that a job can run into: open files, and space on its disks."""
+"""Limits of this node that a job can run into: open files, CPU time, and space on its disks."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import signal
 from typing import Sequence
 
 from jobentry.contract.env import NodeEnv
@@ -65,6 +66,14 @@ def hint(error: OSError, folders: Sequence[str]) -> str:
     else:
         folders = [folder for folder in folders if _is_full(folder)] or folders
     return "free some space in " + ", ".join(_with_space(folder) for folder in folders)
+
+
+def of_cpu_time(number: int) -> str:
+    """Return the limit that the kernel may have enforced with this signal, for a message; or ""."""
+    limit_s = resource.getrlimit(resource.RLIMIT_CPU)[0]
+    if limit_s == resource.RLIM_INFINITY or number not in (signal.SIGXCPU, signal.SIGKILL):
+        return ""
+    return f"; its limit is {limit_s} s of CPU time (ulimit -t)"
 
 
 def _is_full(folder: str) -> bool:

@@ -13,6 +13,7 @@ from jobentry.contract import journal, variables
 from jobentry.contract.exits import MEMORY_GUESS, NOT_FOR_MEMORY, OUT_OF_MEMORY, Failure
 from jobentry.contract.paths import NodePaths
 from jobentry.log import last_lines, log_message
+from jobentry.node import limits
 from jobentry.node.memory_kills import Lately, MemoryKills, describe
 from jobentry.node.rank_usage import RankProcesses, RankState, mib
 from jobentry.rank import crash_file
@@ -286,7 +287,8 @@ class LocalRanks:
         crash = self._crash(end) if end.code else None
         has_failed = end.code and not end.was_asked_to_end
         errors = self.device_errors() if has_failed else ""
-        context = (self._memory(end) if has_failed else "") + (errors and f"; {errors}")
+        why_killed = self._memory(end) + limits.of_cpu_time(end.signal) if has_failed else ""
+        context = why_killed + (errors and f"; {errors}")
         return Failure(
             node=node,
             host=host,

@@ -100,8 +100,12 @@ def start_version(path: str) -> subprocess.Popen[bytes] | None:
     if mpirun is None:
         return None
     # The absolute path: by name, a node with two Open MPIs used the other's daemon and failed.
+    folder, name = os.path.split(os.path.abspath(mpirun))
+    if folder == "/bin":
+        # Usually a link to /usr/bin. Open MPI refuses the prefix that it takes from this path.
+        folder = os.path.realpath(folder)
     return subprocess.Popen(
-        [os.path.abspath(mpirun), "--version"],
+        [os.path.join(folder, name), "--version"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

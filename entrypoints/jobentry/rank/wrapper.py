@@ -40,10 +40,11 @@ _SESSION = frozenset(
 )
 # Variables in which launchers give a rank's number; ours first, as a user may set the others.
 _RANK = (names.CLOUDJOB_RANK, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "RANK_ID")
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ASKS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (*_ASKS_TO_END, signal.SIGUSR1, signal.SIGUSR2)
 # A process that the program left behind and that ends with one of these signals in the first second
 # was ended by the program itself, or by a pipe that closed with it; this is not a failure.
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL, signal.SIGPIPE)
+_ENDING = (*_ASKS_TO_END, signal.SIGKILL, signal.SIGPIPE)
 _SETTLE_S = 1.0
 _RECHECK_S = 5.0
 
@@ -178,7 +179,7 @@ def _run(command: list[str], environment: dict[str, str], rank: int, node_dir: s
 
     def note_signal(number: int, _frame: FrameType | None) -> None:
         # Not passed on: the whole process group gets the signal, and so does the program.
-        if number != signal.SIGCHLD:
+        if number in _ASKS_TO_END:
             signals.append(number)
 
     wake = _watch_signals(note_signal)

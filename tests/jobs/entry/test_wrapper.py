@@ -283,16 +283,20 @@ def test_a_program_that_cannot_be_started_is_reported(
     assert node.log() == text
 
 
-def test_a_signal_from_the_entry_is_reported(node: Node, until: Callable[..., None]):
+@pytest.mark.parametrize(("name", "is_asked"), [("TERM", 1), ("USR1", 0)])
+def test_only_a_signal_that_ends_jobs_excuses_a_rank(
+    name: str, is_asked: int, node: Node, until: Callable[..., None]
+):
+    """SIGUSR1 asks ranks for a checkpoint; what they do later is their own."""
     process = node.start(
-        "sh", "-c", "trap 'echo saved; exit 5' TERM; echo up; while :; do sleep 0.05; done"
+        "sh", "-c", f"trap 'echo saved; exit 5' {name}; echo up; while :; do sleep 0.05; done"
     )
     until(lambda: node.log() == b"up\n")
-    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.Signals[f"SIG{name}"])
 
     assert process.wait(180) == 5
     assert node.log().endswith(b"saved\n")
-    assert node.lines()[1][:5] == ["end", "0", "5", "0", "1"]
+    assert node.lines()[1][:5] == ["end", "0", "5", "0", str(is_asked)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])

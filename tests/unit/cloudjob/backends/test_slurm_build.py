@@ -354,6 +354,12 @@ def test_sbatch_gets_a_minimal_environment(monkeypatch):
         ("sh: 1: sbatch: not found", "submitting: sh: 1: sbatch: not found", "slurm.host"),
         ("sbatch: error: something new", "submitting: something new", "--show-request"),
         (
+            "sbatch: error: Batch job submission failed: Required partition not available (inactive"
+            " or drain)",
+            "submitting: Required partition not available (inactive or drain)",
+            "sinfo -s",
+        ),
+        (
             "sbatch: error: QOSMaxSubmitJobPerUserLimit; sbatch: error: Batch job submission "
             "failed: Job violates accounting/QOS policy (job submit limit, user's size and/or "
             "time limits)",

@@ -159,6 +159,25 @@ def test_a_message_has_each_line_once_and_both_ends():
 
 
 @pytest.mark.parametrize("host", ["login", ""])
+def test_defaults_of_the_user_change_no_question_to_slurm(host: str, far, tmp_path, monkeypatch):
+    """Sbatch does not see them either, so with them, squeue would ask another cluster."""
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "id").write_text("7\n")
+    for name in ("squeue", "sacct"):
+        (tmp_path / name).write_text(f"#!/bin/sh\nenv >>{tmp_path}/environment\n")
+    for name in ("SLURM_CLUSTERS", "SQUEUE_PARTITION", "SQUEUE_USERS", "SACCT_PARTITION"):
+        monkeypatch.setenv(name, "other")
+    monkeypatch.setenv("SLURM_CONF", "/etc/our.conf")
+    far.statuses([f"slurm://{host}{tmp_path}/train"])
+    far.status(f"slurm://{host}{tmp_path}/train")
+    environment = (tmp_path / "environment").read_text()
+
+    assert environment.count("\nSLURM_TIME_FORMAT=%s\n") == 3
+    assert environment.count("SLURM_CONF=/etc/our.conf\n") == 3
+    assert "=other\n" not in environment
+
+
+@pytest.mark.parametrize("host", ["login", ""])
 @pytest.mark.parametrize(
     "printed",
     [
@@ -178,6 +197,20 @@ def test_sbatch_may_be_a_script_of_the_site(printed: str, host: str, far, tmp_pa
     )
 
     assert far.status(f"slurm://{host}{tmp_path}/train-2k83xnf2").state == "RUNNING"
+
+
+@pytest.mark.parametrize(("folder", "is_ours"), [("train-2k83xnf2", True), ("of-others", False)])
+def test_a_renamed_job_is_known_by_its_number_and_folder(folder, is_ours, far, tmp_path: Path):
+    """A plug-in of the site may rename it; a number without the folder is another job's."""
+    (tmp_path / "train-2k83xnf2").mkdir()
+    (tmp_path / "train-2k83xnf2" / "id").write_text("7\n")
+    (tmp_path / "squeue").write_text(
+        f'#!/bin/sh\ncase "$*" in *%Z*) echo /jobs/{folder} ;;\n'
+        "*) echo '7|RUNNING|1795258477|N/A|renamed||n1|None' ;; esac\n"
+    )
+    status = far.status(f"slurm://login{tmp_path}/train-2k83xnf2")
+
+    assert (status.state == "RUNNING") is is_ours
 
 
 def test_a_damaged_number_is_none():

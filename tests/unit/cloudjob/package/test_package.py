@@ -563,6 +563,7 @@ def test_a_failed_pack_leaves_no_file(source: Path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert error.message == f"writing the package to {source.parent}/layer: file too large"
+    assert "ulimit -f" in error.hint
 
 
 @pytest.mark.parametrize("size_bytes", [5, 9 * 1024 * 1024])

@@ -86,6 +86,10 @@ def test_a_module_of_the_source_that_was_left_out_is_named(source: Path, module:
     assert text.startswith(f"{path} is not in the package: left out by .gitignore:")
 
 
+def test_a_python_without_its_library_is_not_told_to_install_it(source: Path):
+    assert "PYTHONHOME" in failure_hint.hint(spec_of(source), no_module("encodings"))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "module"),
     [

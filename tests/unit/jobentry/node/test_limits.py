@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +91,16 @@ def test_a_hint_names_the_full_one_of_several_folders(tmp_path: Path):
 )
 def test_a_hint_names_the_limit(number: int, expected: str):
     assert expected in limits.hint(OSError(number, os.strerror(number)), [])
+
+
+def test_a_limit_of_cpu_time_is_named_after_the_signals_that_enforce_it():
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    assert limits.of_cpu_time(signal.SIGKILL) == ""
+
+    resource.setrlimit(resource.RLIMIT_CPU, (90_000, hard))
+    try:
+        texts = [limits.of_cpu_time(n) for n in (signal.SIGKILL, signal.SIGXCPU, signal.SIGTERM, 0)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+    assert texts == ["; its limit is 90000 s of CPU time (ulimit -t)"] * 2 + [""] * 2
