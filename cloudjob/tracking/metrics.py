@@ -291,9 +291,9 @@ class MetricReader:
         readable = whole.decode().split("\n")
         for name, rows in _json_values(readable).items():
             yield name, False, *rows
-        for found in self._finder.find(readable) if self._finder else ():
-            for name, values in found.values:
-                yield name, True, found.numbers, found.steps, values
+        for group in self._finder.find(readable) if self._finder else ():
+            for name, values in group.values:
+                yield name, True, group.numbers, group.steps, values
 
     def _count(self, column: Column) -> None:
         """Give values without a step their number, which counts those with a step, too."""

@@ -39,7 +39,7 @@ NO_METRICS = (
 
 
 def find(line: str) -> list[tuple[str, float]]:
-    return [(name, value) for found in Finder().find([line]) for name, (value,) in found.values]
+    return [(name, value) for group in Finder().find([line]) for name, (value,) in group.values]
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -65,7 +65,7 @@ def test_other_numbers_are_no_metrics(line: str):
     ],
 )
 def test_a_line_may_name_its_step(line: str, step: int | None):
-    assert [found.steps for found in Finder().find([line])] == [[step]]
+    assert [group.steps for group in Finder().find([line])] == [[step]]
 
 
 @given(st.binary(max_size=200))
@@ -115,18 +115,18 @@ def test_lines_of_one_shape_are_searched_as_each_alone(lines: list[str]):
 
     together = sorted(
         (number, step, name, repr(values[place]))
-        for found in Finder().find(lines)
+        for group in Finder().find(lines)
         for place, (number, step) in enumerate(
-            zip(found.numbers, map(str, found.steps), strict=True)
+            zip(group.numbers, map(str, group.steps), strict=True)
         )
-        for name, values in found.values
+        for name, values in group.values
     )
 
     alone = sorted(
-        (number, str(found.steps[0]), name, repr(value))
+        (number, str(group.steps[0]), name, repr(value))
         for number, line in enumerate(lines)
-        for found in Finder().find([line])
-        for name, (value,) in found.values
+        for group in Finder().find([line])
+        for name, (value,) in group.values
     )
     assert together == alone
 
