@@ -76,8 +76,10 @@ class Node:
         return {each.rank: each for each in self.reports[-1]} if self.reports else {}
 
     def await_all(self, *ranks: int) -> dict[int, Standing]:
-        self._until(lambda: set(self.found()) == set(ranks))
-        return self.found()
+        # Another look may differ: on a busy machine, a rank that runs may stand still for a while.
+        seen: list[dict[int, Standing]] = []
+        self._until(lambda: (seen.append(self.found()), set(seen[-1]) == set(ranks))[1])
+        return seen[-1]
 
     def close(self) -> None:
         self.standing.close()
