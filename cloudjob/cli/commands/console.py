@@ -107,7 +107,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_report)
     job_argument(parser)
     parser.add_argument("--to", metavar="FILE", default="", help="the file to write")
-    text = "write an image of the timeline and the charts; needs Chromium, Chrome or Edge"
+    text = "write an image of the failure, timeline and charts; needs Chromium, Chrome or Edge"
     parser.add_argument("--png", action="store_true", help=text)
 
 
