@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from cloudjob.errors import ObjectMissing, StoreError, UnreadableObject
+from cloudjob.errors import InvalidKey, ObjectMissing, StoreError, UnreadableObject
 from cloudjob.model.times import seconds_of
 from cloudjob.package import claims
 from cloudjob.store.base import SMALL_LIMIT_BYTES, ObjectStore
@@ -54,6 +54,7 @@ def collect(
 
     Raises:
         StoreError: The store refused, or a descriptor cannot be read: nothing is deleted then.
+        InvalidKey: An object has a name that we refuse; the others are deleted.
     """
     stop_s = time.monotonic() + claims.WORK_LIMIT_S
     layers = set(store.list(LAYERS))
@@ -62,6 +63,8 @@ def collect(
     if dry_run:
         return Collected((*sorted(unneeded), *notes), len(layers) - len(unneeded))
     deleted: list[str] = []
+    # Others may have written objects with names that no store of ours accepts.
+    refused: list[InvalidKey] = []
     if unneeded:
         deletion = f"{claims.DELETIONS}{os.urandom(8).hex()}.json"
         try:
@@ -72,8 +75,11 @@ def collect(
             for key in sorted(unneeded):
                 if time.monotonic() > stop_s:
                     break
-                store.delete(key)
-                deleted.append(key)
+                try:
+                    store.delete(key)
+                    deleted.append(key)
+                except InvalidKey as error:
+                    refused.append(error)
         finally:
             with suppress(StoreError):
                 store.delete(deletion)
@@ -81,6 +87,8 @@ def collect(
     present = set(store.list(LAYERS)) if damaged else set()
     for key in (*notes, *(damage_key(key) for key in damaged if key not in present)):
         store.delete(key)
+    if refused:
+        raise refused[0]
     return Collected((*deleted, *notes), len(layers) - len(deleted))
 
 

@@ -213,6 +213,22 @@ def test_a_collection_removes_only_marks_of_missing_layers(laptop: Laptop, store
     assert keys(store, "damaged/") == [layer.replace("layers/", "damaged/")]
 
 
+def test_a_name_that_no_store_accepts_hides_no_other_layer(tmp_path: Path):
+    """A bucket may hold any name; it is reported after the others are deleted."""
+
+    class Bucket(DirectoryStore):
+        def list(self, prefix: str = "", *, with_unfinished: bool = False) -> Iterator[str]:
+            yield from ["layers/../x"] if prefix == "layers/" else []
+            yield from super().list(prefix)
+
+    bucket = Bucket(tmp_path)
+    bucket.put_bytes(b"old", "layers/0")
+
+    with pytest.raises(StoreError, match=r"deleting 'layers/\.\./x': not a valid key"):
+        collect(bucket, keep_s=0, ended_at=lambda _: None)
+    assert list(DirectoryStore(tmp_path).list()) == []
+
+
 def test_an_unreadable_descriptor_stops_the_collection(laptop: Laptop, store: Store):
     """Nothing is deleted unless it is known which layers are needed."""
     job = laptop.submit()
