@@ -87,7 +87,8 @@ class Relay:
         self._logs: dict[int, _Log] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="relay", daemon=True)
-        self._is_broken = False
+        # How much could not be written since the last piece that could.
+        self._missing_bytes = 0
 
     def start(self) -> None:
         """Start the thread."""
@@ -135,13 +136,17 @@ class Relay:
         self.before_write()
         with _lock:
             _copied(data)
-            if self._is_broken:
-                return
             try:
+                if self._missing_bytes:
+                    size = size_text(self._missing_bytes)
+                    # On a line of its own: the last piece may have been cut.
+                    gap = f"\n{messages.MARK}{size} of output are missing here: the disk was full\n"
+                    _write(self._descriptor, gap.encode())
+                    self._missing_bytes = 0
                 _write(self._descriptor, data)
             except OSError:
                 # No reader, or a full disk; the ranks' own logs are not affected.
-                self._is_broken = True
+                self._missing_bytes += len(data)
 
 
 class _Log:

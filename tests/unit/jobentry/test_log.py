@@ -183,6 +183,25 @@ def test_a_closed_stdout_does_not_end_the_job(tmp_path: Path):
     os.close(writing)
 
 
+def test_a_log_goes_on_when_its_disk_has_space_again(stream: Stream, until: Callable[..., None]):
+    full = os.open("/dev/full", os.O_WRONLY)
+    kept = os.dup(stream.descriptor)
+    stream.relay.add(0)
+    stream.append(0, b"before\n")
+    until(lambda: stream.text == b"[0] before\n")
+    os.dup2(full, stream.descriptor)
+    stream.append(0, b"lost\n")
+    until(lambda: stream.relay._missing_bytes > 0)
+    os.dup2(kept, stream.descriptor)
+    stream.append(0, b"after\n")
+    stream.relay.finish()
+    os.close(full)
+    os.close(kept)
+
+    gap = b"\njobentry: 9 B of output are missing here: the disk was full\n"
+    assert stream.text == b"[0] before\n" + gap + b"[0] after\n"
+
+
 def test_messages_of_the_entry_have_a_prefix(capfd: pytest.CaptureFixture[str]):
     log_message("one\ntwo")
 
