@@ -9,14 +9,20 @@ import tracemalloc
 import pytest
 
 from cloudjob.cli.commands import metrics
-from cloudjob.tracking.metrics import MetricPoint
+from cloudjob.tracking.metrics import Column, MetricPoint
+
+
+def column(point: MetricPoint) -> Column:
+    """A column of one value."""
+    return Column(point, [0], [point.step], [point.value])
 
 
 def test_millions_of_values_are_summarised_while_they_are_read(capsys: pytest.CaptureFixture[str]):
     points = (MetricPoint("loss", 0, step, float(step % 7)) for step in range(100_000))
+    columns = map(column, points)
     tracemalloc.start()
     try:
-        assert metrics._show_points(points)
+        assert metrics._show_columns(columns)
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -31,7 +37,9 @@ def test_a_value_that_is_no_number_does_not_hide_the_lowest_and_the_highest(
 ):
     values = (math.nan, 2.0, 1.0, math.nan)
 
-    assert metrics._show_points(MetricPoint("loss", 0, *each) for each in enumerate(values))
+    assert metrics._show_columns(
+        column(MetricPoint("loss", 0, *each)) for each in enumerate(values)
+    )
 
     assert capsys.readouterr().out.split()[-3:] == ["nan", "1", "2"]
 
@@ -39,7 +47,7 @@ def test_a_value_that_is_no_number_does_not_hide_the_lowest_and_the_highest(
 def test_each_metric_has_its_ranks_in_their_order(capsys: pytest.CaptureFixture[str]):
     names = (("loss", 10), ("acc", 10), ("loss", 9), ("loss", None), ("acc", 0))
 
-    assert metrics._show_points(MetricPoint(name, rank, 0, 1.0) for name, rank in names)
+    assert metrics._show_columns(column(MetricPoint(name, rank, 0, 1.0)) for name, rank in names)
 
     _, *rows = capsys.readouterr().out.splitlines()
     texts = [" ".join(row.split()[:-5]) for row in rows]
@@ -47,7 +55,7 @@ def test_each_metric_has_its_ranks_in_their_order(capsys: pytest.CaptureFixture[
 
 
 def test_a_job_without_metrics_has_no_table(capsys: pytest.CaptureFixture[str]):
-    assert not metrics._show_points([])
+    assert not metrics._show_columns([])
     assert capsys.readouterr().out == ""
 
 
