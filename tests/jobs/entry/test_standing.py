@@ -160,16 +160,21 @@ def test_what_a_rank_does_tells_one_that_computes_from_one_that_waits(node: Node
         "asyncio.run(serve())"
     )  # fmt: skip
 
-    standing_of = node.await_all(0, 1, 2, 3, 4)
-
-    assert {rank: (each.activity, each.wait) for rank, each in standing_of.items()} == {
+    expected = {
         0: (Activity.BUSY, Wait.NOTHING),
         1: (Activity.BUSY, Wait.NOTHING),
         2: (Activity.IDLE, Wait.SLEEP),
         3: (Activity.WAITING, Wait.RANKS),
         4: (Activity.BUSY, Wait.EVENTS),
     }
-    assert standing_of[3].operation == "barrier"
+
+    def seen() -> bool:
+        standing_of = node.await_all(*expected)
+        assert standing_of[3].operation == "barrier"
+        return expected == {rank: (each.activity, each.wait) for rank, each in standing_of.items()}
+
+    # A rank may not wake up once within the fraction of a second in which the usage is measured.
+    node._until(seen)
 
 
 def test_a_rank_whose_thread_downloads_is_busy(node: Node):
