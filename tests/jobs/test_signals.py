@@ -22,8 +22,9 @@ def on_sigterm(number, frame):
     os._exit(0)
 signal.signal(signal.SIGTERM, on_sigterm)
 MPI
-write_result(f"up-{rank}")
 print("up", rank, flush=True)
+# Now, as a signal may come within a line that is being printed.
+write_result(f"up-{rank}")
 while True: time.sleep(0.1)
 """
 IGNORES_SIGTERM = """
