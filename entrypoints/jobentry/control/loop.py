@@ -45,8 +45,10 @@ FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 STOPPED_LIMIT_S = 10.0
 _LAST_S = 2.0
 _TICK_S = 0.5
-# The period of a clock.
+# The period of a clock. If the loop was blocked, a tick counts at most this many seconds: meanwhile
+# it has read nothing from the other side.
 _CLOCK_S = 1.0
+_MAX_TICK_S = 3.0
 # A rank writes lines of 2,000 bytes at most; a script may write anything.
 _EVENT_LIMIT_BYTES = 16 * 1024
 # How much of a child's output is read at once.
@@ -212,7 +214,7 @@ class NodeLoop:
 
         def run() -> None:
             self.start_clock(tick)
-            tick(self.awake.now_s() - begun_s)
+            tick(min(self.awake.now_s() - begun_s, _MAX_TICK_S))
 
         self.schedule("clock", _CLOCK_S, run)
 
