@@ -17,8 +17,8 @@ PROGRAMS = {
     "--connect": ("node.tunnel", "main"),
 }
 
-# Python adds the folder of a program that is a folder. Of one that is a file, it adds the real path,
-# and with -I or -P none.
+# Python adds a program that is a folder as it was named. It adds the folder of one that is a file
+# by its real path, and with -I or -P not at all.
 FOLDER = __file__.rpartition("/")[0]
 if FOLDER not in sys.path:
     has_real_path = sys.path[:1] == [os.path.realpath(FOLDER)]
