@@ -110,6 +110,8 @@ class NodeLoop:
     ) -> None:
         self.now_s = now_s
         self.awake = AwakeClock(now_s)
+        # Other threads read that one, so it does not show that the loop was blocked; this one does.
+        self.turns = AwakeClock(now_s)
         node, paths, journal = setup.node, setup.paths, setup.journal
         self._node = node
         self._on = events
@@ -233,6 +235,7 @@ class NodeLoop:
         """Wait for the next event, and handle it."""
         ready = self.selector.select(self._wait_s())
         self.awake.now_s()
+        self.turns.now_s()
         # Read events first, so that a signal also reaches a rank that has just started.
         self.read_events()
         for key, _ in ready:
