@@ -17,10 +17,12 @@ PROGRAMS = {
     "--connect": ("node.tunnel", "main"),
 }
 
-# Python adds the folder of a program that is a folder, but with -I or -P not that of a file.
+# Python adds a program that is a folder as it was named. It adds the folder of one that is a file
+# by its real path, and with -I or -P not at all.
 FOLDER = __file__.rpartition("/")[0]
 if FOLDER not in sys.path:
-    sys.path.insert(0, FOLDER)
+    has_real_path = sys.path[:1] == [os.path.realpath(FOLDER)]
+    sys.path[: int(has_real_path)] = [FOLDER]
 
 if sys.argv[1:2] == ["--rank"]:
     from jobentry.rank import wrapper

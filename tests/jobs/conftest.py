@@ -354,7 +354,7 @@ class Cloud:
     def entry(self, job: str, node: int) -> int:
         """Return the process id of a node's entry: its keeper's other children are younger."""
         children = linux.children(self.state(job)["nodes"][node]["process"])
-        return min(children, key=lambda child: int(linux.start_ticks(child) or 0))
+        return min(children, key=lambda child: float(linux.start_ticks(child) or "inf"))
 
     def mpiruns(self) -> list[int]:
         names = {"mpirun", "prterun", "orterun"}

@@ -122,3 +122,12 @@ def test_an_input_has_the_files_beside_it_to_which_its_links_lead(laptop: Cloud)
     )
 
     assert done.lines == [b"[0] file file", b"[0] file sub/folder/a"], done
+
+
+def test_a_program_that_a_script_starts_finds_moxing(laptop: Cloud):
+    """The entry has another path on the node, as the state folder is below /tmp."""
+    laptop.write("train.py", "import os\nassert not os.system('python -c \"import moxing\"')\n")
+
+    done = laptop.submit("--launcher=python", "train.py")
+
+    assert done.code == 0, done

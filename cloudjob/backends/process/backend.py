@@ -291,7 +291,8 @@ class ProcessBackend(Backend[ProcessRequest]):
         try:
             # The keeper's other children are orphans of the node, and so younger than its entry.
             children = linux.children(nodes[node]["process"]) if is_running else []
-            entry = sorted(children, key=lambda child: int(linux.start_ticks(child) or 0))[0]
+            # One that has just ended has no time of start.
+            entry = sorted(children, key=lambda child: float(linux.start_ticks(child) or "inf"))[0]
             node_dir = nodes[node]["node_dir"]
             return entering.command(entry, written["entry"], node_dir, arguments)
         except (OSError, IndexError, KeyError) as error:

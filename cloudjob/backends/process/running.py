@@ -97,7 +97,7 @@ def controller_of(home: Path, job: str) -> int:
 
 
 def _belongs_to(process: int, job: str) -> bool:
-    """Whether a process is the controller or a keeper of a job."""
+    """Whether a process is the controller, a keeper or an entry of a job."""
     with contextlib.suppress(OSError):
         argv = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
         return process_name(job).encode() in argv
@@ -129,7 +129,7 @@ def _has_open(process: Path, path: Path) -> bool:
 
 
 def process_name(job: str) -> str:
-    """Return the word in the argv of a controller, and of its keepers, that names the job."""
+    """Return the word in the argv of a controller, and of its forks, that names the job."""
     return f"cloudjob-{job}"
 
 

@@ -195,7 +195,7 @@ class Head:
             return
         message = "node %d (%s) is gone: %s" % (worker.index, worker.host, worker.reason)
         index, host = worker.index, worker.host
-        suspended_s = self._loop.awake.suspended_s()
+        suspended_s = self._loop.turns.suspended_s()
         stall_s = self._node.stall_s
         # The worker's time began with the last message before the suspension.
         if suspended_s > max(stall_s / 2, stall_s - transport.SILENT_S):

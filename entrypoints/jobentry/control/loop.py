@@ -45,8 +45,10 @@ FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 STOPPED_LIMIT_S = 10.0
 _LAST_S = 2.0
 _TICK_S = 0.5
-# The period of a clock.
+# The period of a clock. If the loop was blocked, a tick counts at most this many seconds: meanwhile
+# it has read nothing from the other side.
 _CLOCK_S = 1.0
+_MAX_TICK_S = 3.0
 # A rank writes lines of 2,000 bytes at most; a script may write anything.
 _EVENT_LIMIT_BYTES = 16 * 1024
 # How much of a child's output is read at once.
@@ -108,6 +110,8 @@ class NodeLoop:
     ) -> None:
         self.now_s = now_s
         self.awake = AwakeClock(now_s)
+        # Other threads read that one, so it does not show that the loop was blocked; this one does.
+        self.turns = AwakeClock(now_s)
         node, paths, journal = setup.node, setup.paths, setup.journal
         self._node = node
         self._on = events
@@ -212,7 +216,7 @@ class NodeLoop:
 
         def run() -> None:
             self.start_clock(tick)
-            tick(self.awake.now_s() - begun_s)
+            tick(min(self.awake.now_s() - begun_s, _MAX_TICK_S))
 
         self.schedule("clock", _CLOCK_S, run)
 
@@ -231,6 +235,7 @@ class NodeLoop:
         """Wait for the next event, and handle it."""
         ready = self.selector.select(self._wait_s())
         self.awake.now_s()
+        self.turns.now_s()
         # Read events first, so that a signal also reaches a rank that has just started.
         self.read_events()
         for key, _ in ready:

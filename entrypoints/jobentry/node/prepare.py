@@ -8,6 +8,7 @@ import re
 import subprocess
 from typing import TYPE_CHECKING, Mapping, Sequence
 
+import jobentry
 from jobentry.contract import exits, launchers, names, paths, variables
 from jobentry.contract.env import NodeEnv
 from jobentry.contract.paths import NodePaths
@@ -48,7 +49,8 @@ def node_environment(node: NodeEnv, node_paths: NodePaths, folder: str) -> dict[
     environment.pop(names.CLOUDJOB_SOURCE, None)
     # A value set by the user stays as it is; then only the rank's script finds the packages.
     if environment.get(names.CLOUDJOB_EMULATED) and "PYTHONPATH" not in node.env_names:
-        entry = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        # Not __file__: if the entry is a fork, that is its path on the machine, not on the node.
+        entry = os.path.dirname(os.path.abspath(jobentry.__path__[0]))
         path = environment.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = paths.with_emulated_packages(path, entry)
     return environment

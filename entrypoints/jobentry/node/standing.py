@@ -107,7 +107,7 @@ class _Rank:
     Attributes:
         target: The main thread that matters: of its program, or of the one that this waits for.
         failures: How often in a row that could not be read.
-        since_s: Since when it is at this place, on the monotonic clock.
+        since_s: Since when it is at this place, by the clock of the looks.
         stack: Its calls with names, once it has been there for long.
         stalls: What its log says about a stall since then.
         child: The process that counts because the program waits for it, in words; else empty.

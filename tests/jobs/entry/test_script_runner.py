@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -418,8 +419,13 @@ def test_the_globals_of_a_script_are_those_of_each_python(
     (tmp_path / "linked.py").symlink_to("code/x.py")
     node_dir = tmp_path / "node"
     node_dir.mkdir()
+    with zipfile.ZipFile(zipapp) as archive:
+        archive.extractall(node_dir / "entry")
+    # Python adds the real folder of a program to its path.
+    (tmp_path / "link").symlink_to("node")
+    unpacked = str(tmp_path / "link/entry/__main__.py")
     results = []
-    for args in ([script], [zipapp, "--script", script]):
+    for args in ([script], [zipapp, "--script", script], [unpacked, "--script", script]):
         done = subprocess.run(
             [interpreter, *args, "-x", "a b"],
             cwd=tmp_path,
@@ -433,6 +439,7 @@ def test_the_globals_of_a_script_are_those_of_each_python(
         results.append((done.returncode, out.decode().splitlines()))
 
     assert results[1] == results[0]
+    assert results[2] == results[0]
     assert results[0][0] == 1
 
 

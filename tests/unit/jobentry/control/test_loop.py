@@ -11,7 +11,8 @@ import pytest
 
 from jobentry.contract.env import NodeEnv
 from jobentry.control.loop import NodeEvents, NodeLoop
-from tests.support.loops import make_loop, paths_in, signals_restored
+from jobentry.system.awake import AwakeClock
+from tests.support.loops import Clock, make_loop, paths_in, signals_restored
 
 
 @pytest.fixture
@@ -65,3 +66,23 @@ def test_simultaneous_signals_are_all_handled(loop: NodeLoop, received: list[int
     loop.step()
 
     assert received == [signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP]
+
+
+def test_the_time_in_which_the_loop_was_blocked_does_not_count_for_the_other_side(loop: NodeLoop):
+    """Nobody reads what it sends then. Another thread goes on to read the clock."""
+    clock = Clock()
+    ticks: list[float] = []
+    loop.now_s = clock.now_s
+    loop.awake, loop.turns = AwakeClock(clock.now_s), AwakeClock(clock.now_s)
+    loop.start_clock(ticks.append)
+    clock.advance(loop, 0)
+
+    for _ in range(600):
+        clock.ahead_s += 1
+        loop.awake.now_s()
+    clock.advance(loop, 1)
+    clock.advance(loop, 1)
+
+    assert ticks == [3, 1]
+    # A worker may have given us up meanwhile, and is not to blame for that.
+    assert (loop.awake.suspended_s(), loop.turns.suspended_s()) == (0, 601)
