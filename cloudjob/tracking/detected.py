@@ -41,7 +41,7 @@ _STEP = re.compile(
 # A dictionary of Python, as Hugging Face's Trainer prints it: if one number is a metric, all are.
 _DICTIONARY = re.compile(r"\s*\{'[^{}]{1,4000}\}\s*$")
 _IS_METRIC = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in _WORDS))
-_ITEM = re.compile(rf"'([\w/.@ -]{{1,60}})': '?({_NUMBER})'?(?=[,}}])", re.IGNORECASE)
+_ITEM = re.compile(rf"'([\w/.@ -]{{1,60}})': '?((?a:{_NUMBER}))'?(?=[,}}])", re.IGNORECASE)
 _STEPS = ("step", "global_step")
 # What is searched of a longer line.
 MOST_CHARACTERS = 4000
@@ -89,8 +89,8 @@ class _Places(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether they are there in every line of the same shape."""
-        return not (self.metrics and (self.digits or self.is_zero))
+        """Whether every line of the same shape has the same metrics, or none."""
+        return not (self.digits or (self.metrics and self.is_zero))
 
     def found(self, lines: Sequence[str], numbers: list[int]) -> Iterator[Found]:
         """Yield the metrics of some lines, which have them there."""
