@@ -236,7 +236,10 @@ class LogTable:
                 return Page()
             try:
                 matches, searched = self._choose(which.matches)
-                chosen = self._choose(which.visible)[0] if which.has_others else matches
+                chosen = matches
+                if which.has_others:
+                    chosen, of_visible = self._choose(which.visible)
+                    searched = min(searched, of_visible)
                 visible = range(max(start, 0), min(end, len(chosen)))
                 rows = [self._row(chosen[n], which) for n in visible]
                 unfinished = self._unfinished(which)

@@ -103,7 +103,7 @@ def _shortened(record: logging.LogRecord) -> bool:
     if isinstance(error, asyncio.CancelledError) or "graceful shutdown" in str(record.msg):
         return False
     # The cause, of a response that had begun and could not become that of ``_problem``.
-    for each in (error, error and error.__cause__):
+    for each in (error and error.__cause__, error):
         if isinstance(each, CloudJobError):
             record.msg, record.args, record.exc_info = "%s", (each.message,), None
     return "No response returned" not in str(error)

@@ -41,10 +41,10 @@ _STEP = re.compile(
 # A dictionary of Python, as Hugging Face's Trainer prints it: if one number is a metric, all are.
 _DICTIONARY = re.compile(r"\s*\{'[^{}]{1,4000}\}\s*$")
 _IS_METRIC = re.compile("|".join(rf"(?<![a-z]){word}(?![a-z])" for word in _WORDS))
-_ITEM = re.compile(rf"'([\w/.@ -]{{1,60}})': '?({_NUMBER})'?(?=[,}}])", re.IGNORECASE)
+_ITEM = re.compile(rf"'([\w/.@ -]{{1,60}})': '?((?a:{_NUMBER}))'?(?=[,}}])", re.IGNORECASE)
 _STEPS = ("step", "global_step")
 # What is searched of a longer line.
-MOST_CHARACTERS = 4000
+_MOST_CHARACTERS = 4000
 # Lines that differ only in digits have the same shape, and metrics at the same places; but in some
 # words a digit is a letter.
 _SHAPE = str.maketrans("123456789", "0" * 9)
@@ -89,8 +89,8 @@ class _Places(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether they are there in every line of the same shape."""
-        return not (self.metrics and (self.digits or self.is_zero))
+        """Whether every line of the same shape has the same metrics, or none."""
+        return not (self.digits or (self.metrics and self.is_zero))
 
     def found(self, lines: Sequence[str], numbers: list[int]) -> Iterator[Found]:
         """Yield the metrics of some lines, which have them there."""
@@ -145,7 +145,7 @@ class Finder:
 
     def _learn(self, line: str, shape: str) -> _Places:
         places = _places(line, self._others)
-        if len(line) <= MOST_CHARACTERS:
+        if len(line) <= _MOST_CHARACTERS:
             self._remembered += len(line)
             if self._remembered > _MOST_REMEMBERED:
                 self._places.clear()
@@ -180,7 +180,7 @@ def _places(text: str, others: Collection[str]) -> _Places:
         match = _STEP.search(small)
         step = slice(*match.span(match.lastindex or 0)) if match else None
         # Metrics stand behind a progress bar.
-        matches = list(_METRIC.finditer(small, max(0, len(text) - MOST_CHARACTERS)))
+        matches = list(_METRIC.finditer(small, max(0, len(text) - _MOST_CHARACTERS)))
         places = {
             # "Train Loss" and "train_loss" are the same one.
             match[1].replace(" ", "_"): (

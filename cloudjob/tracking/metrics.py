@@ -97,7 +97,9 @@ class Column(NamedTuple):
         places = {len(values) - 1}
         for start in range(0, len(values), 2 * size):
             part = values[start : start + 2 * size]
-            places |= {start + part.index(min(part)), start + part.index(max(part))}
+            # A comparison with NaN is false.
+            numbers = [value for value in part if value == value] or part
+            places |= {start + part.index(min(numbers)), start + part.index(max(numbers))}
         kept = sorted(places)
         return Column(
             self.first,

@@ -23,12 +23,13 @@
     error(...values);
     values.forEach(judge);
   };
-  // To read a style sheet that did not arrive is an error.
+  // To read a style sheet that did not arrive is an error; so is that of an extension of the browser.
+  const isOurs = ({ href }) => !href || new URL(href).origin === location.origin;
   const read = ({ cssRules }) =>
     [...cssRules].filter((rule) => rule instanceof CSSImportRule).forEach((rule) => read(rule.styleSheet));
   addEventListener("load", () => {
     try {
-      [...document.styleSheets].forEach(read);
+      [...document.styleSheets].filter(isOurs).forEach(read);
     } catch {
       again();
     }

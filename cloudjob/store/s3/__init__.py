@@ -74,7 +74,7 @@ class S3Store:
         self._retries = clients.Retries(uri, retry_s)
         self._lock = threading.Lock()
         self._connected: clients.Connection | None = None
-        self._has_swept = False
+        self._has_removed_unfinished = False
 
     def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
         doing = f"writing {key} in {self._uri.root}"
@@ -93,8 +93,8 @@ class S3Store:
                 f"{doing}: {path} changed while it was read",
                 hint="submit again when the file is complete",
             )
-        if before.st_size > self._part_bytes and not self._has_swept:
-            self._has_swept = True
+        if before.st_size > self._part_bytes and not self._has_removed_unfinished:
+            self._has_removed_unfinished = True
             self.remove_unfinished(_STALE_S)
         return self.uri(key)
 

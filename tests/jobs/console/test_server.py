@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.console.server import _is_about_present_browsers, _shortened
+from cloudjob.errors import StoreError
 
 LIMIT_S = 180.0
 
@@ -145,6 +146,21 @@ def test_a_page_that_loads_when_the_console_ends_leaves_no_traceback():
     assert not is_logged("Cancel %s running task(s), timeout graceful shutdown exceeded")
     assert not is_logged("Exception in ASGI application", asyncio.CancelledError())
     assert is_logged("Exception in ASGI application", ValueError())
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (StoreError("listing the outputs: refused"), "listing the outputs: refused"),
+        (RuntimeError("the response has begun"), "the cause"),
+    ],
+)
+def test_a_failed_download_is_logged_without_a_traceback(error: Exception, expected: str):
+    error.__cause__ = StoreError("the cause")
+    record = logging.LogRecord("", logging.ERROR, "", 0, "", (), (type(error), error, None))
+
+    assert _shortened(record)
+    assert (record.getMessage(), record.exc_info) == (expected, None)
 
 
 def test_a_browser_that_leaves_while_a_page_loads_leaves_no_traceback():

@@ -258,7 +258,7 @@ def test_notes_of_killed_processes_are_ignored_after_a_day(
     assert keys(store) == []
 
 
-def test_a_layer_in_a_sweep_is_put_under_another_key(laptop: Laptop, store: Store):
+def test_a_layer_that_is_about_to_be_deleted_is_put_under_another_key(laptop: Laptop, store: Store):
     """A submit does not wait for a collector, which may have been killed."""
     laptop.submit()
     (layer,) = keys(store, "layers/")

@@ -48,7 +48,7 @@ def make_old(folder: Path) -> None:
     os.utime(folder, (at_s, at_s))
 
 
-def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
+def test_only_folders_of_killed_processes_are_removed(tmp_path: Path):
     """A process holds the lock of its folder until it ends; the kernel then releases the lock."""
     holders = [
         subprocess.Popen(
@@ -77,7 +77,7 @@ def test_only_folders_of_killed_processes_are_swept(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_folder_is_not_swept(tmp_path: Path):
+def test_a_new_folder_is_not_removed(tmp_path: Path):
     """A folder exists for a moment before it is locked."""
     (tmp_path / "new").mkdir()
 

@@ -131,6 +131,27 @@ def test_lines_of_one_shape_are_searched_as_each_alone(lines: list[str]):
     assert together == alone
 
 
+@pytest.mark.parametrize(
+    ("others", "lines"),
+    [
+        ((), ["{'f2': 0.5}", "{'f1': 0.7}"]),
+        ((), ["top3 0.5", "top5 0.7"]),
+        (("acc@1",), ["acc@1 0.5", "acc@5 0.7"]),
+    ],
+)
+def test_a_metric_is_found_after_a_line_of_its_shape_without_one(
+    others: tuple[str, ...], lines: list[str]
+):
+    [group] = Finder(others).find(lines)
+
+    assert (group.numbers, [values for _, values in group.values]) == ([1], [[0.7]])
+
+
+def test_a_letter_that_only_looks_like_one_of_a_number_is_no_number():
+    """Regular expressions that ignore the case take the Turkish dotless i for an i."""
+    assert find("{'loss': \u0131nf, 'acc': INF}") == [("acc", math.inf)]
+
+
 def test_a_pattern_of_the_same_name_and_a_json_line_come_first():
     reader = MetricReader({"loss": "LOSS ([0-9]+)"}, detects=True)
 

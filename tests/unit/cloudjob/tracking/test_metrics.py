@@ -203,7 +203,10 @@ def test_lines_with_metrics_are_searched_together_as_they_are_one_by_one(
 def test_charts_of_many_values_keep_the_extremes_and_the_last_value_of_each_metric():
     reader = MetricReader(LOSS)
     spikes = {7: -9.0, 1111: 99.0, 1999: 0.25}
-    text = b"".join(b"[%d] loss %s\n" % (rank, b"%g" % spikes.get(number, number % 5))
+    values = [
+        spikes.get(number, math.nan if number % 8 == 0 else number % 5) for number in range(2000)
+    ]
+    text = b"".join(b"[%d] loss %s\n" % (rank, b"%g" % values[number])
                     for number in range(2000) for rank in (0, 1))  # fmt: skip
     pieces = re.findall(rb"(?:.*\n){100}", text)
     columns = [each for piece in pieces for part in reader.columns(0, piece) for each in part]
