@@ -954,11 +954,11 @@ def test_a_manifest_is_not_checked_by_a_cluster_without_dry_runs(api: FakeApi, t
     assert (is_ok, text) == (False, f"validating the Job {job.name}: Job is invalid: spec.queue")
 
 
-# -- sweep ----------------------------------------------------------------------------------------
+# -- orphans --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["volcano", "ms-operator", "job"])
-def test_a_sweep_removes_what_a_killed_submit_has_left(api: FakeApi, tmp_path: Path, engine: str):
+def test_what_a_killed_submit_has_left_is_removed(api: FakeApi, tmp_path: Path, engine: str):
     job = JobFixture(api, tmp_path, engine)
     handle = job.backend.handle(job.request)
     for item in requests.objects(job.request, b"key")[:-1]:
@@ -974,7 +974,7 @@ def test_a_sweep_removes_what_a_killed_submit_has_left(api: FakeApi, tmp_path: P
     assert job.backend.remove_orphans([handle]) == []
 
 
-def test_a_sweep_keeps_existing_jobs_and_their_objects(job: JobFixture):
+def test_existing_jobs_and_their_objects_are_no_orphans(job: JobFixture):
     before = dict(job.api.objects)
     assert job.backend.remove_orphans([job.handle]) == []
     assert job.api.objects == before
