@@ -199,7 +199,9 @@ def test_sbatch_may_be_a_script_of_the_site(printed: str, host: str, far, tmp_pa
     assert far.status(f"slurm://{host}{tmp_path}/train-2k83xnf2").state == "RUNNING"
 
 
-@pytest.mark.parametrize("name", ["renamed", "cloudjob-train-2k83xnf2-lab"])
+@pytest.mark.parametrize(
+    "name", ["renamed", "cloudjob-train-2k83xnf2-lab", "train-2k83xnf2", "a|b"]
+)
 @pytest.mark.parametrize(("folder", "is_ours"), [("train-2k83xnf2", True), ("of-others", False)])
 def test_a_renamed_job_is_known_by_its_number_and_folder(
     folder, is_ours, name, far, tmp_path: Path
