@@ -88,8 +88,7 @@ class Ended:
         failure: Why it failed or was cancelled, as far as the platform knows; None for success.
         attempt_at: When the last attempt began: an earlier record belongs to another attempt.
         reason: A cause of failure that only the platform can know: a node ran out of memory.
-        is_unwatched: Whether only the job's watcher has failed, so that a record of success
-            counts.
+        is_unwatched: Whether nobody saw how the head ended, so that a record of success counts.
     """
 
     native: str

@@ -486,7 +486,7 @@ def test_a_file_system_without_files_is_reported():
         DirectoryStore(Path("/proc/store")).put_bytes(b"", "a")
 
 
-def test_sweep_removes_unfinished_writes(directory: DirectoryStore):
+def test_only_old_unfinished_writes_are_removed(directory: DirectoryStore):
     directory.put_bytes(b"x", "job/a")
     unfinished = directory.root / "job" / ".cloudjob-tmp-0123"
     unfinished.write_bytes(b"half")

@@ -394,7 +394,7 @@ def test_a_job_is_found_again_when_its_submitter_was_killed(cloud):
 
 
 def test_a_removed_job_leaves_nothing(cloud, cluster):
-    """Slurm, the job's folder and the store are clean, even if a sweep removed a running job."""
+    """Slurm, the job's folder and the store are clean, even if the job was still running."""
     cloud.write("train.py", SAVES_ON_SIGTERM)
     job = cloud.detach(*SIZE, "train.py")
     cloud.await_results("up-3")

@@ -94,7 +94,7 @@ class Engine(ABC):
         runs: What these launchers start, for messages.
         needs_services: Whether the nodes need services that the operator does not make.
         early_ends: How it considers a job ended while the head may still have work to do.
-        reads_pods: Whether only the pods tell that the job runs, or that its head is lost.
+        reads_pods: Whether only the pods tell that the job runs, as its controller counts them.
         kueue_resumes: Whether Kueue manages such jobs, and resumes one that we suspend.
         queues_in_kueue: Whether ``kubernetes.queue`` is a LocalQueue of Kueue.
         optional: The fields of ``spec`` that older servers may drop.

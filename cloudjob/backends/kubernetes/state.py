@@ -221,10 +221,11 @@ def _with_lost_head(stage: Stage, nodes: list[Pod], *, reads_pods: bool) -> Stag
     """Return the status of a job whose controller waits for ever for a head on a dead machine.
 
     The entries notice a lost worker, and the head then ends the job. Volcano may restart a job as
-    soon as somebody removes the machine from the cluster.
+    soon as somebody removes the machine from the cluster. A queue that has preempted the job has
+    removed the pod itself, and starts the job again.
     """
     is_lost = any(pod.node == 0 and pod.is_lost for pod in nodes)
-    if not is_lost or (stage.may_restart and not reads_pods):
+    if not is_lost or stage.has_asked or (stage.may_restart and not reads_pods):
         return stage
     native = f"{stage.native}, {_IS_LOST}"
     return stage._replace(state=JobState.FAILED, native=native, has_asked=True)
@@ -464,7 +465,9 @@ def _left_out(nodes: list[Pod]) -> str:
     """
     began = max((pod.created_at for pod in nodes if pod.node == 0), default="")
     for pod in nodes:
-        if pod.node and pod.is_over and "" < pod.ended_at < began:
+        has_ended = pod.node and pod.is_over and pod.ended_at
+        # The machine tells when a pod has ended, and its clock may be slow.
+        if has_ended and max(pod.created_at, pod.ended_at) < began:
             text = f"node {pod.node} ({pod.name}) ended before the pod of node 0 was created"
             return f"{text}, and nothing starts it again; submit the job again"
     return ""

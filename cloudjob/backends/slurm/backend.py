@@ -398,11 +398,11 @@ class SlurmBackend(Backend[SlurmRequest]):
         which = f"-j {number}" if number else f"--me --name={script.JOB_NAME}{where.job}"
         queue = _output_of(where.host, f"{_QUEUE} {which}", doing)
         facts_of = state.read_jobs(queue)
-        if number and queue and not facts_of:
+        if number and queue and where.job not in facts_of:
             folder = _output_of(where.host, f"{_FOLDER_OF} -j {number}", doing).strip()
             if Path(folder).name == where.job:
                 facts_of = state.read_jobs(queue, renamed=where.job)
-        if number and not facts_of:
+        if number and where.job not in facts_of:
             # The controller has forgotten the job; the site may have no accounting.
             facts_of = state.read_jobs(
                 _output_of(where.host, f"{_ACCOUNTING} -j {number} 2>/dev/null || :", doing)
@@ -459,7 +459,7 @@ class SlurmBackend(Backend[SlurmRequest]):
 _QUEUE = clusters.with_clean_environment(
     f"SLURM_TIME_FORMAT=%s squeue -a -h -t all -o '{state.QUEUE_COLUMNS}'"
 )
-_FOLDER_OF = clusters.with_clean_environment("squeue -h -t all -o %Z")
+_FOLDER_OF = clusters.with_clean_environment("squeue -a -h -t all -o %Z")
 _ACCOUNTING = clusters.with_clean_environment(
     f"SLURM_TIME_FORMAT=%s sacct -n -P -X -o {state.ACCOUNTING_COLUMNS}"
 )

@@ -10,6 +10,7 @@ _NO_MUNGE = (
     "munged does not run on the machine with Slurm's commands, or has another key: tell the"
     " administrator of the cluster"
 )
+_NO_COMMANDS = "run this on a login node, or set slurm.host to one"
 # The first part that occurs in an output gives the hint.
 _HINTS = (
     ("munge", _NO_MUNGE),
@@ -24,7 +25,9 @@ _HINTS = (
         "your QOS or account is at a limit, which sacctmgr show qos and sacctmgr show assoc list:"
         " ask for less, or set slurm.qos or slurm.account",
     ),
-    ("not found", "run this on a login node, or set slurm.host to one"),
+    ("not found", _NO_COMMANDS),
+    # Of env, which starts the commands: a translation has other words after it.
+    ("env: ", _NO_COMMANDS),
     (
         "configuration source",
         "run this on a login node, or set slurm.host to one; or set SLURM_CONF",

@@ -270,9 +270,9 @@ def read_jobs(text: str, *, renamed: str = "") -> dict[str, Facts]:
             *line.split("|", 7),
             *[""] * 8,
         )[:8]
-        job = renamed or name.removeprefix(JOB_NAME)
-        if job != name and number.isdecimal() and state.strip():
-            facts_of[job] = Facts(
+        is_ours = renamed or name.startswith(JOB_NAME)
+        if is_ours and number.isdecimal() and state.strip():
+            facts_of[renamed or name.removeprefix(JOB_NAME)] = Facts(
                 id=number,
                 # "CANCELLED by 1000"
                 state=state.split()[0],

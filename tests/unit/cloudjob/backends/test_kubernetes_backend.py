@@ -954,7 +954,7 @@ def test_a_manifest_is_not_checked_by_a_cluster_without_dry_runs(api: FakeApi, t
     assert (is_ok, text) == (False, f"validating the Job {job.name}: Job is invalid: spec.queue")
 
 
-# -- what is left behind --------------------------------------------------------------------------
+# -- orphans --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["volcano", "ms-operator", "job"])

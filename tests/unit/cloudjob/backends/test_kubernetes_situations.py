@@ -327,6 +327,13 @@ def preempted(job: Job) -> None:
     job.client.objects[f"{PODS}/{job.pods[1]['metadata']['name']}"] = job.pods[1]
 
 
+def preempted_unseen(job: Job) -> None:
+    """The machine of the head does not report that the pod has ended."""
+    head_is_lost(job)
+    job.queue(PENDING_QUOTA)
+    job.client.objects[f"{PODS}/{job.pods[0]['metadata']['name']}"] = job.pods[0]
+
+
 def worker_is_slow(job: Job) -> None:
     job.run(0)
     job.end(0, 125)
@@ -654,6 +661,10 @@ SITUATIONS = {
         JobState.PENDING,
         ("Preempted: for another; WaitingForQuota",),
         engines=QUEUED,
+    ),
+    # The machine may come back, and the job starts again when it is admitted.
+    "preempted, and the machine of its head does not report": Situation(
+        preempted_unseen, JobState.PENDING, ("WaitingForQuota",), engines=QUEUED
     ),
     # Kueue may leave its other conditions as they were (kueue#14811).
     "preempted, and still admitted": Situation(
@@ -1215,6 +1226,22 @@ def test_a_jobset_fails_when_its_restarts_are_used_up(retries: int, tmp_path: Pa
     assert attempt == (retries and retries + 1)
     assert isinstance(ended, Ended)
     assert (ended.state, ended.exit_code) == (FAILED, 3)
+
+
+@pytest.mark.parametrize("engine", QUEUED)
+def test_a_worker_that_fails_at_once_on_a_slow_clock_was_not_left_out(engine: str, tmp_path: Path):
+    """Its machine tells when it ended, and the API server when the pods were created."""
+    job = Job(engine, tmp_path)
+    job.run(0, 1)
+    job.end(1, 1)
+    ended = job.pods[1]["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended |= {"startedAt": AT.format(0), "finishedAt": AT.format(0)}
+    job.end(0, 1)
+    job.set_phase("Failed")
+    native = job.backend.status(job.handle)
+
+    assert isinstance(native, Ended)
+    assert native.reason == ""
 
 
 @pytest.mark.parametrize("engine", ["volcano", "jobset"])

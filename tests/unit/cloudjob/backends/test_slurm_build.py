@@ -352,6 +352,11 @@ def test_sbatch_gets_a_minimal_environment(monkeypatch):
             "sinfo -s",
         ),
         ("sh: 1: sbatch: not found", "submitting: sh: 1: sbatch: not found", "slurm.host"),
+        (
+            "env: 'squeue': No such file or directory",
+            "submitting: env: 'squeue': No such file or directory",
+            "slurm.host",
+        ),
         ("sbatch: error: something new", "submitting: something new", "--show-request"),
         (
             "sbatch: error: Batch job submission failed: Required partition not available (inactive"

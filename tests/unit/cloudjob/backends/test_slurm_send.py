@@ -199,14 +199,19 @@ def test_sbatch_may_be_a_script_of_the_site(printed: str, host: str, far, tmp_pa
     assert far.status(f"slurm://{host}{tmp_path}/train-2k83xnf2").state == "RUNNING"
 
 
+@pytest.mark.parametrize(
+    "name", ["renamed", "cloudjob-train-2k83xnf2-lab", "train-2k83xnf2", "a|b"]
+)
 @pytest.mark.parametrize(("folder", "is_ours"), [("train-2k83xnf2", True), ("of-others", False)])
-def test_a_renamed_job_is_known_by_its_number_and_folder(folder, is_ours, far, tmp_path: Path):
+def test_a_renamed_job_is_known_by_its_number_and_folder(
+    folder, is_ours, name, far, tmp_path: Path
+):
     """A plug-in of the site may rename it; a number without the folder is another job's."""
     (tmp_path / "train-2k83xnf2").mkdir()
     (tmp_path / "train-2k83xnf2" / "id").write_text("7\n")
     (tmp_path / "squeue").write_text(
-        f'#!/bin/sh\ncase "$*" in *%Z*) echo /jobs/{folder} ;;\n'
-        "*) echo '7|RUNNING|1795258477|N/A|renamed||n1|None' ;; esac\n"
+        f'#!/bin/sh\ncase "$*" in *-a*%Z*) echo /jobs/{folder} ;;\n'
+        f"*) echo '7|RUNNING|1795258477|N/A|{name}||n1|None' ;; esac\n"
     )
     status = far.status(f"slurm://login{tmp_path}/train-2k83xnf2")
 
