@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from operator import gt, itemgetter, lt
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ _MARK = re.compile(rb"^\[(\d{1,9})\] ", re.MULTILINE)
 # How a dictionary of Python begins, which cannot be JSON.
 _DICTIONARY = "{'"
 # A chart shows fewer.
-_MOST_POINTS = 100_000
+_MOST_POINTS = 50_000
 # From this share of lines with metrics on, it is faster to search all lines.
 _DENSE = 0.5
 
@@ -89,24 +89,10 @@ class Column(NamedTuple):
         """What counts its steps: a detected metric is another curve than a printed one."""
         return self.first.title, self.first.rank
 
-    def extremes(self, size: int) -> Column:
-        """Return the lowest and the highest of each ``2 * size`` values, and the last one."""
-        values = self.values
-        if size == 1 or len(values) <= 2:
-            return self
-        places = {len(values) - 1}
-        for start in range(0, len(values), 2 * size):
-            part = values[start : start + 2 * size]
-            # A comparison with NaN is false.
-            numbers = [value for value in part if value == value] or part
-            places |= {start + part.index(min(numbers)), start + part.index(max(numbers))}
-        kept = sorted(places)
-        return Column(
-            self.first,
-            [self.numbers[place] for place in kept],
-            [self.steps[place] for place in kept],
-            [values[place] for place in kept],
-        )
+    def point(self, place: int) -> MetricPoint:
+        """Return one of the values."""
+        head, tail = self.first[:2], self.first[4:]
+        return _as_point((*head, self.steps[place], self.values[place], *tail))
 
     def sort(self) -> None:
         """Put the values in the order of their lines."""
@@ -348,19 +334,84 @@ def points_of(columns: Iterable[Column]) -> list[MetricPoint]:
 
 
 def thinned(columns: Iterable[Column], most: int = _MOST_POINTS) -> list[MetricPoint]:
-    """Return about as many points as charts can show; the extremes and the last value are kept."""
-    kept: list[Column] = []
-    size, count = 1, 0
+    """Return about as many points as charts can show, at the same steps for all ranks.
+
+    The last value of each rank is kept, and the lowest and the highest of each metric.
+    """
+    curves: dict[tuple[object, str], _Curve] = defaultdict(_Curve)
+    extremes: dict[tuple[str, Any], tuple[_Curve, _Row]] = {}
+    stride, limit = 1, most
     for column in columns:
-        kept.append(column.extremes(size))
-        count += len(kept[-1].values)
-        if count > most:
-            # Two values of four remain, so of what follows two of as many more.
-            size *= 2
-            kept = [each.extremes(2) for each in kept]
-            count = sum(len(each.values) for each in kept)
-            most = max(most, 2 * count)
-    return [point for column in kept for point in points_of([column])]
+        curve = curves[column.key, column.first.source]
+        numbers = [value for value in column.values if math.isfinite(value)]
+        for choose in (min, max) if numbers else ():
+            place = column.values.index(choose(numbers))
+            row = _Row(curve.count + place, 0, column.point(place))
+            best = extremes.setdefault((column.first.title, choose), (curve, row))
+            extremes[column.first.title, choose] = choose(
+                best, (curve, row), key=lambda each: each[1].point.value
+            )
+        curve.add(column, stride)
+        if sum(len(each.rows) for each in curves.values()) > limit:
+            stride *= 2
+            for each in curves.values():
+                each.thin(stride)
+            limit = max(most, 2 * sum(len(each.rows) for each in curves.values()))
+    for curve, row in extremes.values():
+        curve.rows.append(row)
+    return [point for curve in curves.values() for point in curve.points()]
+
+
+class _Row(NamedTuple):
+    """A value, its number in its curve, and its number among values of one step in a row."""
+
+    number: int
+    repeats: int
+    point: MetricPoint
+
+    def mark(self, stride: int) -> tuple[int, int]:
+        """Return what the values have in common of which only the first is kept."""
+        return self.point.step // stride, self.repeats // stride
+
+
+class _Curve:
+    """Values of one metric from one source: the first of each ``stride`` steps, and the last."""
+
+    def __init__(self) -> None:
+        self.rows: list[_Row] = []
+        self.count = 0
+        self._last: _Row | None = None
+
+    def add(self, column: Column, stride: int) -> None:
+        """Add the values of a column."""
+        step, repeats, mark = None, 0, None
+        if self._last:
+            step, repeats = self._last.point.step, self._last.repeats
+            mark = self._last.mark(stride)
+        places: Iterable[int] = range(len(column.steps))
+        if stride > 1 and step is not None and _is_growing(step, column.steps):
+            # Faster: only the first of each group.
+            groups = [each // stride for each in column.steps]
+            pairs = zip(groups, (step // stride, *groups), strict=False)
+            places = [n for n, (one, other) in enumerate(pairs) if one != other]
+        for place in places:
+            next_step = column.steps[place]
+            repeats = repeats + 1 if next_step == step else 0
+            step = next_step
+            if mark != (mark := (step // stride, repeats // stride)):
+                self.rows.append(_Row(self.count + place, repeats, column.point(place)))
+        self.count += len(column.steps)
+        self._last = _Row(self.count - 1, repeats, column.point(-1))
+
+    def thin(self, stride: int) -> None:
+        """Keep fewer values."""
+        groups = groupby(self.rows, key=lambda row: row.mark(stride))
+        self.rows = [next(group) for _, group in groups]
+
+    def points(self) -> list[MetricPoint]:
+        """Return the points in their order."""
+        row_of = {row.number: row for row in (*self.rows, self._last) if row}
+        return [row_of[number].point for number in sorted(row_of)]
 
 
 def _is_growing(least: int, steps: list[int]) -> bool:
