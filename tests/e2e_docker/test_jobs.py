@@ -320,7 +320,7 @@ def test_a_node_over_its_memory_limit_is_reported_as_such(cloud):
     assert done.code == 137, done
     message = cloud.status(done.job)["failure"]["message"]
     assert re.search(r"out of memory.*\bnode 1\b", message), message
-    assert "0.2 GiB" in message
+    assert re.findall(r"limit \S+ \S+", message) == ["limit 205 MiB;"], message
 
 
 @pytest.mark.parametrize("node", [0, 1])
