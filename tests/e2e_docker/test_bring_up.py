@@ -58,7 +58,7 @@ else:
     time.sleep(600)
 """
 # Long enough for healthy nodes to start on a busy host: 12 s were not.
-SHORT_START_TIMEOUT = ("--start-timeout-min", "0.4")
+SHORT_START_TIMEOUT = ("--start-timeout-min", "0.6")
 
 
 @pytest.fixture(scope="module")
