@@ -58,7 +58,7 @@ _PREFILTER = (
 )
 
 
-class Found(NamedTuple):
+class LineMetrics(NamedTuple):
     """Metrics of lines that have the same ones.
 
     Args:
@@ -92,7 +92,7 @@ class _Places(NamedTuple):
         """Whether every line of the same shape has the same metrics, or none."""
         return not (self.digits or (self.metrics and self.is_zero))
 
-    def found(self, lines: Sequence[str], numbers: list[int]) -> Iterator[Found]:
+    def metrics_of(self, lines: Sequence[str], numbers: list[int]) -> Iterator[LineMetrics]:
         """Yield the metrics of some lines, which have them there."""
         if not self.metrics or not numbers:
             return
@@ -107,7 +107,7 @@ class _Places(NamedTuple):
                 wholes = [int(line[whole_at]) for line in chosen]
                 of_lines = [*map(truediv, of_lines, wholes)]
             values.append((name, of_lines))
-        yield Found(numbers, steps, values)
+        yield LineMetrics(numbers, steps, values)
 
     def are_in(self, line: str) -> bool:
         """Whether they are there in another line of the same shape."""
@@ -128,7 +128,7 @@ class Finder:
         self._places: dict[str, _Places] = {}
         self._remembered = 0
 
-    def find(self, lines: Sequence[str]) -> Iterator[Found]:
+    def find(self, lines: Sequence[str]) -> Iterator[LineMetrics]:
         """Yield the metrics in lines, in any order."""
         numbers_of = defaultdict[str, list[int]](list)
         for number, shape in enumerate("\n".join(lines).translate(_SHAPE).split("\n")):
@@ -136,12 +136,12 @@ class Finder:
         for shape, numbers in numbers_of.items():
             places = self._places.get(shape) or self._learn(lines[numbers[0]], shape)
             if places.is_exact:
-                yield from places.found(lines, numbers)
+                yield from places.metrics_of(lines, numbers)
                 continue
-            yield from places.found(lines, [n for n in numbers if places.are_in(lines[n])])
+            yield from places.metrics_of(lines, [n for n in numbers if places.are_in(lines[n])])
             for number in numbers:
                 if not places.are_in(lines[number]):
-                    yield from self._learn(lines[number], shape).found(lines, [number])
+                    yield from self._learn(lines[number], shape).metrics_of(lines, [number])
 
     def _learn(self, line: str, shape: str) -> _Places:
         places = _places(line, self._others)

@@ -340,7 +340,7 @@ def thinned(columns: Iterable[Column], most: int = _MOST_POINTS) -> list[MetricP
     """
     curves: dict[tuple[object, str], _Curve] = defaultdict(_Curve)
     extremes: dict[tuple[str, Any], tuple[_Curve, _Row]] = {}
-    stride, limit = 1, most
+    stride, limit, count = 1, most, 0
     for column in columns:
         curve = curves[column.key, column.first.source]
         numbers = [value for value in column.values if math.isfinite(value)]
@@ -351,12 +351,11 @@ def thinned(columns: Iterable[Column], most: int = _MOST_POINTS) -> list[MetricP
             extremes[column.first.title, choose] = choose(
                 best, (curve, row), key=lambda each: each[1].point.value
             )
-        curve.add(column, stride)
-        if sum(len(each.rows) for each in curves.values()) > limit:
+        count += curve.add(column, stride)
+        if count > limit:
             stride *= 2
-            for each in curves.values():
-                each.thin(stride)
-            limit = max(most, 2 * sum(len(each.rows) for each in curves.values()))
+            count = sum(each.thin(stride) for each in curves.values())
+            limit = max(most, 2 * count)
     for curve, row in extremes.values():
         curve.rows.append(row)
     return [point for curve in curves.values() for point in curve.points()]
@@ -382,31 +381,27 @@ class _Curve:
         self.count = 0
         self._last: _Row | None = None
 
-    def add(self, column: Column, stride: int) -> None:
-        """Add the values of a column."""
+    def add(self, column: Column, stride: int) -> int:
+        """Add the values of a column; return how many of them are kept."""
         step, repeats, mark = None, 0, None
+        kept_before = len(self.rows)
         if self._last:
             step, repeats = self._last.point.step, self._last.repeats
             mark = self._last.mark(stride)
-        places: Iterable[int] = range(len(column.steps))
-        if stride > 1 and step is not None and _is_growing(step, column.steps):
-            # Faster: only the first of each group.
-            groups = [each // stride for each in column.steps]
-            pairs = zip(groups, (step // stride, *groups), strict=False)
-            places = [n for n, (one, other) in enumerate(pairs) if one != other]
-        for place in places:
-            next_step = column.steps[place]
+        for place, next_step in enumerate(column.steps):
             repeats = repeats + 1 if next_step == step else 0
             step = next_step
             if mark != (mark := (step // stride, repeats // stride)):
                 self.rows.append(_Row(self.count + place, repeats, column.point(place)))
         self.count += len(column.steps)
         self._last = _Row(self.count - 1, repeats, column.point(-1))
+        return len(self.rows) - kept_before
 
-    def thin(self, stride: int) -> None:
-        """Keep fewer values."""
+    def thin(self, stride: int) -> int:
+        """Keep fewer values; return how many."""
         groups = groupby(self.rows, key=lambda row: row.mark(stride))
         self.rows = [next(group) for _, group in groups]
+        return len(self.rows)
 
     def points(self) -> list[MetricPoint]:
         """Return the points in their order."""

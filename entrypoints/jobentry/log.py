@@ -87,8 +87,8 @@ class Relay:
         self._logs: dict[int, _Log] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="relay", daemon=True)
-        # How much could not be written since the last piece that could.
-        self._missing_bytes = 0
+        # How much could not be written since the last piece that could, and why.
+        self._missing_bytes, self._reason = 0, ""
 
     def start(self) -> None:
         """Start the thread."""
@@ -140,13 +140,14 @@ class Relay:
                 if self._missing_bytes:
                     size = size_text(self._missing_bytes)
                     # On a line of its own: the last piece may have been cut.
-                    gap = f"\n{messages.MARK}{size} of output are missing here: the disk was full\n"
+                    gap = f"\n{messages.MARK}{size} of output are missing here: {self._reason}\n"
                     _write(self._descriptor, gap.encode())
                     self._missing_bytes = 0
                 _write(self._descriptor, data)
-            except OSError:
+            except OSError as error:
                 # No reader, or a full disk; the ranks' own logs are not affected.
                 self._missing_bytes += len(data)
+                self._reason = error.strerror or str(error)
 
 
 class _Log:

@@ -198,7 +198,7 @@ def test_a_log_goes_on_when_its_disk_has_space_again(stream: Stream, until: Call
     os.close(full)
     os.close(kept)
 
-    gap = b"\njobentry: 9 B of output are missing here: the disk was full\n"
+    gap = b"\njobentry: 9 B of output are missing here: No space left on device\n"
     assert stream.text == b"[0] before\n" + gap + b"[0] after\n"
 
 
