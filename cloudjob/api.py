@@ -64,7 +64,11 @@ if TYPE_CHECKING:
     from cloudjob.tracking.journals import Journals as Journals, RankPoint as RankPoint
     from cloudjob.tracking.log import LogLine as LogLine
     from cloudjob.tracking.log_filter import LogFilter as LogFilter
-    from cloudjob.tracking.metrics import MetricPoint as MetricPoint, Metrics as Metrics
+    from cloudjob.tracking.metrics import (
+        Column as Column,
+        MetricPoint as MetricPoint,
+        Metrics as Metrics,
+    )
     from cloudjob.tracking.outputs import Output as Output, Outputs as Outputs
     from cloudjob.tracking.profile import JobProfile as JobProfile
     from cloudjob.tracking.stacks import JobStacks as JobStacks, StackGroup as StackGroup

@@ -128,7 +128,7 @@ def test_a_missing_worker_is_reported_in_a_table(cloud, faulty):
     )
 
     refused(
-        cloud, done, node=2, message="waiting for the workers: after 24 s 1 of 2 have not come up"
+        cloud, done, node=2, message="waiting for the workers: after 36 s 1 of 2 have not come up"
     )
     assert re.match(r"0\|ma-.*\|-\|-\|-\|same\|4\.1\|3\.\d+\.\d+\|-\|the head", row(done, 0))
     assert re.match(r"1\|.*\|open\|yes\|same\|4\.1\|3\.\d+\.\d+\|[+-]0\.\d s\|ready", row(done, 1))

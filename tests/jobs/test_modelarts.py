@@ -268,6 +268,8 @@ def test_cancel_ends_the_job_and_deletes_its_secrets(emulated_cloud: Any, emulat
     status = emulated_cloud.status(job)
     assert status["state"] == "CANCELLED", (status, done)
     assert secrets_of(emulated_cloud, job) == set()
+    # The head gets the platform's signal, and writes its record.
+    assert "sent SIGTERM" in status["failure"]["message"], status
 
 
 def detach(emulated_cloud: Any, *arguments: str, **more: Any) -> str:

@@ -22,7 +22,7 @@ from cloudjob.model.text import csv_cell
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cloudjob import Job, Metric, MetricPoint
-    from cloudjob.tracking.metrics import Column
+    from cloudjob.api import Column
 
 
 def add_metrics(parser: argparse.ArgumentParser) -> None:
