@@ -27,9 +27,8 @@ from jobentry.contract.sigv4 import Keys
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Becomes the last command of the node. A shell that stayed above it would be ended by the platform's
-# SIGTERM, unlike the first process of a container, and all processes of the node with it. bash
-# never stays, dash does.
+# Becomes the last command of the node. A shell that stayed above it would be ended by SIGTERM,
+# unlike the first process of a container, and all processes of the node with it. dash stays.
 _START = 'bash=$(command -v bash) || bash=/bin/sh; exec "$bash" -c "$CLOUDJOB_EMULATOR_COMMAND"'
 
 

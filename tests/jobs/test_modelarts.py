@@ -427,7 +427,10 @@ def test_a_lost_node_is_a_platform_failure(
     done = emulated_cloud.cli("wait", job, limit_s=300)
 
     assert done.code != 0
-    assert emulated_cloud.status(job)["state"] == "FAILED"
+    status = emulated_cloud.status(job)
+    # The head writes that it was told to end, which says nothing about the cause.
+    assert (status["state"], status["cause"]) == ("FAILED", "platform"), status
+    assert status["failure"]["node"] == 1, status
 
 
 # -- before the submit ----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cloudjob.backends.native import Ended, NativeStatus, unended
+from cloudjob.backends.native import Ended, NativeStatus, Stop, unended
 from cloudjob.model.status import JobState
 from cloudjob.model.times import rfc3339
 from jobentry.contract.exits import Cause, Failure
@@ -57,6 +57,8 @@ def status_of(job: Mapping[str, Any]) -> NativeStatus:
         ended_at=_ended_at(status, started_s),
         attempt_at=_attempt_at(status),
         reason=_REASONS.get(failure.exit_code or 0, "") if failure else "",
+        # The platform knows of every cancel. It ends the other nodes of a job of which one failed.
+        stop=Stop.CANCEL if state is JobState.CANCELLED else Stop.PLATFORM,
     )
 
 
