@@ -54,6 +54,7 @@ from cloudjob.errors import (
     Unreachable,
 )
 from cloudjob.home import locks, writing
+from cloudjob.model import times
 from cloudjob.model.progress import log_once
 from cloudjob.model.status import JobState, Wait, WaitPhase
 from cloudjob.model.submission import Submission
@@ -279,11 +280,13 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             pods, waits = self._read_pods(client, where, job, now)
             self._note_disrupted(handle, pods)
         decision = ending.decision_of(job)
-        if decision and not now.is_final and ending.is_left(pods):
+        # Some operators consider a job ended while its head still runs.
+        actual = state.stage_of(where.engine, job, pods, is_cancelled=is_cancelled)
+        if (decision or is_cancelled) and not now.is_final and ending.is_left(pods):
             self._stop_again(decision, client, handle, job)
-        elif not (decision or is_cancelled or now.is_final):
-            decision = ending.decide(job, stage, pods, waits, self._now_s())
-            if decision and not self._carry_out(decision, client, handle, job):
+        elif not (decision or is_cancelled or actual.state.is_final):
+            decision = ending.decide(job, actual, pods, waits, self._now_s())
+            if decision and not self._carry_out(decision, client, handle, job, stage):
                 decision = None
         current = state.status_of(
             where.engine, job, pods, is_cancelled=is_cancelled, waits=waits, decision=decision
@@ -469,15 +472,20 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             client.delete(path, doing, query, gracePeriodSeconds=0)
 
     def _carry_out(
-        self, decision: Decision, client: Client, handle: str, job: Mapping[str, Any]
+        self,
+        decision: Decision,
+        client: Client,
+        handle: str,
+        job: Mapping[str, Any],
+        stage: Stage,
     ) -> bool:
         """End a job as decided; return whether this user may do that, and it is still right."""
         if not self._may_try(handle):
             return False
         where = _parse_handle(handle)
         pods, _ = logs.pods(client, self._place(where, None))
-        has_run = ending.held_head(pods) is not None
-        if ending.is_running(pods) and not has_run:
+        head = ending.held_head(pods) or ending.lost_head(job, stage, pods)
+        if ending.is_running(pods) and head is None:
             return False
         doing = f"ending {where.job_names.job}"
         try:
@@ -492,19 +500,24 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 self._annotate(client, where, ending.annotation(None), doing)
             log_once(f"{error.message}; the job is not ended")
             return False
-        if has_run:
+        if head is not None:
             self._save_logs(handle)
         return True
 
     def _stop_again(
-        self, decision: Decision, client: Client, handle: str, job: Mapping[str, Any]
+        self, decision: Decision | None, client: Client, handle: str, job: Mapping[str, Any]
     ) -> None:
-        """End the pods of a job whose end is decided: who has decided it may have been killed."""
-        if self._may_try(handle):
+        """End the pods of a job whose end is decided, or that was cancelled.
+
+        Who has decided it may have been killed, and Volcano hears nothing while it restarts a job.
+        """
+        asked_s = times.seconds_of(str((job["metadata"].get("annotations") or {}).get(CANCELLED)))
+        if self._now_s() >= asked_s + _END_AGAIN_S and self._may_try(handle):
             where = _parse_handle(handle)
             with contextlib.suppress(BackendError):
                 doing = f"ending {where.job_names.job}"
-                self._stop(client, where, job, doing, ending.dump(decision))
+                note = ending.dump(decision) if decision else ""
+                self._stop(client, where, job, doing, note)
 
     def _may_try(self, handle: str) -> bool:
         """Whether it is time to try to end a job, which then counts as tried."""

@@ -266,7 +266,7 @@ def test_cancelling_a_job_whose_operator_is_down_reports_what_it_waits_for(
 def mark_host_lost(job: JobFixture, node: int) -> None:
     """Set the pod's conditions as if the host of this node had stopped reporting."""
     job.pod(node)["status"]["conditions"] = [
-        {"type": "Ready", "status": "False"},
+        {"type": "Ready", "status": "False", "lastTransitionTime": "2026-11-21T10:00:04Z"},
         {"type": "ContainersReady", "status": "True"},
     ]
 
