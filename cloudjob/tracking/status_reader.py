@@ -15,6 +15,7 @@ from cloudjob.errors import (
     BackendError,
     CloudJobError,
     JobNotFound,
+    NotAuthorised,
     ObjectMissing,
     RecordsError,
     RunsElsewhere,
@@ -132,7 +133,10 @@ class StatusReader:
         while True:
             try:
                 status = self.status()
-            except Unreachable as error:
+            except (Unreachable, NotAuthorised) as error:
+                # Credentials that were valid may be renewed.
+                if last is None and isinstance(error, NotAuthorised):
+                    raise
                 self._check_time("its platform does not answer", end_s)
                 outage.pause(error)
                 continue

@@ -51,7 +51,6 @@ from cloudjob.errors import (
     JobNotFound,
     NotAuthorised,
     Unanswered,
-    Unreachable,
 )
 from cloudjob.home import locks, writing
 from cloudjob.model import times
@@ -393,7 +392,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 ended = self._status(handle).state.is_final
             except JobNotFound:
                 return True
-            except Unreachable as error:
+            except logs.PASSING as error:
                 outage.pause(error)
                 return False
             outage.reset()
