@@ -43,6 +43,8 @@ class FakeApi:
         # The status with which every request is refused, and 0 to close each connection; None for
         # a server that answers.
         self.outage: int | None = None
+        # The path that the server does not serve, as while it starts.
+        self.unserved = ""
         # Called with each object that is patched or created, in place of an operator.
         self.on_change: Callable[[str, Object], object] = lambda path, body: None
         self._is_over = threading.Event()
@@ -136,6 +138,8 @@ class FakeApi:
     ) -> tuple[int, Object]:
         if any(method == name and part in path for name, part in self.forbidden):
             return 403, {"kind": "Status", "reason": "Forbidden", "message": f"{path} is forbidden"}
+        if self.unserved and path.startswith(self.unserved):
+            return 404, {}
         if method == "POST":
             body.setdefault("metadata", {})
             item_path = f"{path}/{body['metadata'].get('name', 'generated')}"

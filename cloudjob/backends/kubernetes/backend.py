@@ -51,6 +51,7 @@ from cloudjob.errors import (
     JobNotFound,
     NotAuthorised,
     Unanswered,
+    Unreachable,
 )
 from cloudjob.home import locks, writing
 from cloudjob.model import times
@@ -123,6 +124,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._pod_states: dict[tuple[str, JobState], tuple[float, list[Pod], list[Wait]]] = {}
         # When this process has last tried to end a job, by handle.
         self._tried_s: dict[str, float] = {}
+        # The handles of jobs that their clusters have served.
+        self._seen: set[str] = set()
         # The pods of each job, by handle and uid, that the cluster was seen to end.
         self._disrupted: dict[str, dict[str, Pod]] = {}
 
@@ -265,18 +268,22 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         client = self._client(where.cluster)
         try:
             job = self._job(client, where)
-        except JobNotFound:
+        except errors.ObjectNotFound as error:
+            if error.is_of_path and handle in self._seen:
+                # It did serve them: a server that starts knows its operators last.
+                raise Unreachable(error.message, hint=error.hint) from error
             note = self._deletion_note(where.job_names.job)
             if note is None:
                 raise
             return state.of_deleted(ending.load(note))
+        self._seen.add(handle)
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         stage = where.engine.stage(job, is_cancelled)
         now = stage.state
         if now.is_final:
             pods, waits = self._read_ended(client, where, handle, job, stage)
         else:
-            pods, waits = self._read_pods(client, where, job, now)
+            pods, waits = self._read_pods(client, where, handle, job, now)
             self._note_disrupted(handle, pods)
         decision = ending.decision_of(job)
         # Some operators consider a job ended while its head still runs.
@@ -319,10 +326,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         }
 
     def _read_pods(
-        self, client: Client, where: _Handle, job: Mapping[str, Any], now: JobState
+        self, client: Client, where: _Handle, handle: str, job: Mapping[str, Any], now: JobState
     ) -> tuple[list[Pod], list[Wait]]:
         """Return the pods of a job that has not ended, and what keeps them from running."""
-        key = (str(job["metadata"]["uid"]), now)
+        key = (handle, now)
         at, pods, waits = self._pod_states.get(key, (float("-inf"), [], []))
         if time.monotonic() < at + _REREAD_S:
             return pods, waits
@@ -346,7 +353,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         pods = self._with_disrupted(handle, pods, may_restart=stage.may_restart)
         if stage.state is not JobState.FAILED:
             return pods, []
-        key = (str(job["metadata"]["uid"]), stage.state)
+        key = (handle, stage.state)
         at, explained, waits = self._pod_states.get(key, (float("-inf"), [], []))
         if time.monotonic() < at + _REREAD_S:
             better = {pod.uid: pod.wait for pod in explained}
@@ -358,6 +365,14 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             waits += _creation(events.waits(client, where.engine, where.job_names, job, pods))
         self._pod_states[key] = (time.monotonic(), pods, waits)
         return pods, waits
+
+    def _note_pods(self, handle: str, pods: list[Pod]) -> None:
+        """Note what a follower has seen, which may be newer than the pods that were read last."""
+        self._note_disrupted(handle, pods)
+        started = {pod.uid for pod in pods if pod.has_started}
+        for key, (_, read, _) in list(self._pod_states.items()):
+            if key[0] == handle and started - {pod.uid for pod in read if pod.has_started}:
+                self._pod_states.pop(key, None)
 
     def _note_disrupted(self, handle: str, pods: list[Pod]) -> None:
         """Note the pods that the cluster ends: it forgets a deleted pod, and why it was drained."""
@@ -399,7 +414,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             return ended
 
         client, place = self._client(where.cluster), self._place(where, node)
-        yield from logs.follow(client, place, has_ended, partial(self._note_disrupted, handle))
+        yield from logs.follow(client, place, has_ended, partial(self._note_pods, handle))
 
     def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
         """Put fresh keys of the store into the Secret, which reaches the pods within minutes."""

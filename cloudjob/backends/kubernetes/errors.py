@@ -40,6 +40,11 @@ class Unavailable(ApiError, Unreachable):
 class ObjectNotFound(ApiError, JobNotFound):
     """There is no such object."""
 
+    @property
+    def is_of_path(self) -> bool:
+        """Whether the server does not serve such objects: they were never there, or it starts."""
+        return not self.reason
+
 
 # Part of the message -> hint; the first match counts.
 _HINTS = (

@@ -32,6 +32,8 @@ _END_CHECK_S = 1.0
 _END_CHECK_SILENT_S = 10.0
 # Seconds that a follower waits after the job's end for an unreadable or silent log.
 _LAST_S = 15.0
+# The same for a log whose connection broke: the next request may have to time out first.
+_LAST_BROKEN_S = 60.0
 # The same for a pod that still runs after the job's end, within its grace period.
 _LAST_RUNNING_S = 60.0
 # Seconds before a stream, or the watch, is reopened.
@@ -308,7 +310,8 @@ class _Follower:
                 for uid, pod in self._reading.items()
                 if uid not in self._open & running
             ]
-        if unread and silent_s > _LAST_S:
+        is_broken = any(isinstance(error, ConnectionBroken) for error in unread)
+        if unread and silent_s > (_LAST_BROKEN_S if is_broken else _LAST_S):
             raise _incomplete_error(unread)
         return silent_s > _LAST_RUNNING_S
 

@@ -17,6 +17,7 @@ from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.request import ENGINES
+from cloudjob.backends.native import Waiting
 from cloudjob.errors import BackendError, NotAuthorised
 from cloudjob.model import progress
 from cloudjob.model.status import JobState, JobStatus
@@ -484,11 +485,12 @@ def test_a_log_that_fails_for_a_while_is_reported_and_followed_to_its_end(
 
 
 # How the server is away, in the order of the phases of a job: it closes connections (0), refuses
-# every request, rejects the login, or does not know the roles yet, as after a restart.
+# every request, rejects the login, or does not know the roles or the operators yet, as after a
+# restart (404).
 OUTAGES = {
-    "volcano": (0, 503, 401),
-    "mpi-operator": (503, 401, 0),
-    "ms-operator": (401, 0, 503),
+    "volcano": (0, 503, 404),
+    "mpi-operator": (503, 404, 401),
+    "ms-operator": (404, 401, 503),
     "job": (403, 503, 0),
     "jobset": (0, 403, 403),
 }
@@ -518,7 +520,7 @@ def test_followers_and_waits_outlast_an_api_server_that_is_away(
     for phase, status in enumerate(OUTAGES[engine]):
         job.backend._pod_states.clear()
         until_asked(pieces, api, job.path)
-        api.outage = status
+        api.outage, api.unserved = (None, job.path) if status == 404 else (status, "")
         until_asked(pieces, api, job.path)
         if phase == 1:
             line = [b"2026-11-21T10:00:02Z [0] begun\n"]
@@ -530,7 +532,7 @@ def test_followers_and_waits_outlast_an_api_server_that_is_away(
                 api.logs[pod] = b"".join(api.logs[pod]) + b"2026-11-21T10:00:03Z [0] ended\n"
                 job.mark_finished(node)
             job.set_phase(ENDS.get(engine, "Succeeded"))
-        api.outage = None
+        api.outage, api.unserved = None, ""
 
     text = in_time(lambda: b"".join(data for _, data in pieces))
     waiter.join(LIMIT_S)
@@ -658,6 +660,23 @@ def set_pod_group_conditions(job: JobFixture, *conditions: tuple[str, str]) -> N
 
 
 GANG = "Pending (NotEnoughResources: 2/2 tasks in gang unschedulable)"
+
+
+def test_a_node_whose_log_is_followed_waits_for_no_scheduler(pending_job: JobFixture):
+    """What a status has read is used for ten seconds, unless the follower has seen more."""
+    waiting = pending_job.backend.status(pending_job.handle)
+    assert isinstance(waiting, Waiting)
+    assert waiting.wait
+    assert waiting.wait.message == "node 0: waiting for the scheduler, and 1 more"
+
+    pending_job.mark_running(1)
+    pieces = pending_job.backend.logs(pending_job.handle, None, follow=True)
+    next(pieces)
+    waiting = pending_job.backend.status(pending_job.handle)
+    assert isinstance(waiting, Waiting)
+    assert waiting.wait
+    assert waiting.wait.message == "node 0: waiting for the scheduler"
+    pieces.close()  # type: ignore[attr-defined]
 
 
 def test_the_queues_reason_is_shown_until_the_job_is_scheduled(pending_job: JobFixture):
