@@ -89,9 +89,11 @@ class FakeApi:
         return [target for name, target in self.seen if name == method and text in target]
 
     def _answer(self, handler: http.server.BaseHTTPRequestHandler, body: Object) -> None:
-        if self.outage is not None:
-            if self.outage:
-                _begin(handler, self.outage)
+        is_unserved = bool(self.unserved) and handler.path.startswith(self.unserved)
+        status = 404 if is_unserved else self.outage
+        if status is not None:
+            if status:
+                _begin(handler, status)
                 _chunk(handler, b'{"kind": "Status", "message": "not now"}')
                 _chunk(handler, b"")
             handler.close_connection = True
@@ -138,8 +140,6 @@ class FakeApi:
     ) -> tuple[int, Object]:
         if any(method == name and part in path for name, part in self.forbidden):
             return 403, {"kind": "Status", "reason": "Forbidden", "message": f"{path} is forbidden"}
-        if self.unserved and path.startswith(self.unserved):
-            return 404, {}
         if method == "POST":
             body.setdefault("metadata", {})
             item_path = f"{path}/{body['metadata'].get('name', 'generated')}"

@@ -267,16 +267,12 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         where = _parse_handle(handle)
         client = self._client(where.cluster)
         try:
-            job = self._job(client, where)
-        except errors.ObjectNotFound as error:
-            if error.is_of_path and handle in self._seen:
-                # It did serve them: a server that starts knows its operators last.
-                raise Unreachable(error.message, hint=error.hint) from error
+            job = self._served(client, where, handle)
+        except JobNotFound:
             note = self._deletion_note(where.job_names.job)
             if note is None:
                 raise
             return state.of_deleted(ending.load(note))
-        self._seen.add(handle)
         is_cancelled = CANCELLED in (job["metadata"].get("annotations") or {})
         stage = where.engine.stage(job, is_cancelled)
         now = stage.state
@@ -324,6 +320,17 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             for handle, status in status_by_handle.items()
             if status or self._deletion_note(_parse_handle(handle).job_names.job) is None
         }
+
+    def _served(self, client: Client, where: _Handle, handle: str) -> dict[str, Any]:
+        """Return the object of a job; a server that starts knows its operators last."""
+        try:
+            job = self._job(client, where)
+        except errors.ObjectNotFound as error:
+            if error.is_of_path and handle in self._seen:
+                raise Unreachable(error.message, hint=error.hint) from error
+            raise
+        self._seen.add(handle)
+        return job
 
     def _read_pods(
         self, client: Client, where: _Handle, handle: str, job: Mapping[str, Any], now: JobState
