@@ -322,7 +322,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         }
 
     def _served(self, client: Client, where: _Handle, handle: str) -> dict[str, Any]:
-        """Return the object of a job; a server that starts knows its operators last."""
+        """Return the object of a job; a server that starts knows operators last (kubernetes#71218)."""
         try:
             job = self._job(client, where)
         except errors.ObjectNotFound as error:
