@@ -322,7 +322,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         }
 
     def _served(self, client: Client, where: _Handle, handle: str) -> dict[str, Any]:
-        """Return the object of a job; a server that starts knows operators last (kubernetes#71218)."""
+        """Return the object of a job.
+
+        A server that starts may know it only after others (kubernetes#71218).
+        """
         try:
             job = self._job(client, where)
         except errors.ObjectNotFound as error:
@@ -471,7 +474,9 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         except subprocess.TimeoutExpired as error:
             raise BackendError(f"{doing}: no answer in {_ASK_S:g} s") from error
         if done.returncode:
-            raise BackendError(f"{doing}: {os.fsdecode(done.stderr).strip() or 'kubectl failed'}")
+            # The lines before may be notes of kubectl itself.
+            reason = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
+            raise BackendError(f"{doing}: {reason or 'kubectl failed'}")
         return done.stdout
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:

@@ -364,7 +364,8 @@ class _Follower:
                     self._open.discard(pod.uid)
             window.reopen()
             is_again = True
-            if not self._is_over(pod) or pod.uid in self._errors:
+            # A server that is away is not asked for each pod: the next stream shows what is left.
+            if pod.uid in self._errors or not self._is_over(pod):
                 self.streams.wait(_REOPEN_S)
 
     def _record_error(self, pod: Pod, error: BackendError) -> None:
