@@ -99,7 +99,7 @@ class Recorded:
 
     def get(self, path: str, doing: str, query: Mapping[str, str] | None = None) -> Object:
         if path not in self.objects:
-            raise errors.api_error(doing, 404, b"")
+            raise errors.api_error(doing, 404, b'{"reason": "NotFound"}')
         return self.objects[path]
 
     def list(self, path: str, doing: str, query: Mapping[str, str] | None = None) -> Object:
