@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from cloudjob import library_log
-from cloudjob.errors import CloudJobError, Unreachable
+from cloudjob.errors import BackendError, CloudJobError, Unreachable
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -119,7 +119,7 @@ class OutageLimit:
         """Restart the time limit, because the platform has answered."""
         self._since_s = None
 
-    def pause(self, error: Unreachable) -> None:
+    def pause(self, error: BackendError) -> None:
         """Pause before the next request.
 
         Raises:

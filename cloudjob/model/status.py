@@ -123,7 +123,7 @@ class Attempt:
 
 
 class WaitPhase(str, Enum):
-    """What kind of thing nodes that have not started wait for."""
+    """What kind of thing nodes wait for that have not started, or may be lost."""
 
     QUEUE = "queue"
     """Its turn: other jobs, or a quota."""
@@ -137,6 +137,8 @@ class WaitPhase(str, Enum):
     """The image."""
     STARTING = "starting"
     """The start of its containers."""
+    MACHINE = "machine"
+    """A machine that no longer reports."""
 
     def __str__(self) -> str:
         return self.value

@@ -15,6 +15,7 @@ from cloudjob.errors import (
     BackendError,
     CloudJobError,
     JobNotFound,
+    NotAuthorised,
     ObjectMissing,
     RecordsError,
     RunsElsewhere,
@@ -129,14 +130,17 @@ class StatusReader:
         pause_s = poll_s = self._access.backend.poll_s
         outage, notices = OutageLimit(), WaitNotices()
         ended_s, last = math.inf, None
+        passing: tuple[type[BackendError], ...] = (Unreachable,)
         while True:
             try:
                 status = self.status()
-            except Unreachable as error:
+            except passing as error:
                 self._check_time("its platform does not answer", end_s)
                 outage.pause(error)
                 continue
             outage.reset()
+            # Credentials that were valid may be renewed.
+            passing = (Unreachable, NotAuthorised)
             self.need_here("waiting for")
             if status != last:
                 on_status(status)

@@ -40,8 +40,11 @@ class FakeApi:
         self.dry_run: tuple[int, Object] = (201, {})
         # Methods and parts of paths of the requests that are forbidden.
         self.forbidden: set[tuple[str, str]] = set()
-        # Whether to close each connection without a response.
-        self.is_down = False
+        # The status with which every request is refused, and 0 to close each connection; None for
+        # a server that answers.
+        self.outage: int | None = None
+        # The path that the server does not serve, as while it starts.
+        self.unserved = ""
         # Called with each object that is patched or created, in place of an operator.
         self.on_change: Callable[[str, Object], object] = lambda path, body: None
         self._is_over = threading.Event()
@@ -86,7 +89,13 @@ class FakeApi:
         return [target for name, target in self.seen if name == method and text in target]
 
     def _answer(self, handler: http.server.BaseHTTPRequestHandler, body: Object) -> None:
-        if self.is_down:
+        is_unserved = bool(self.unserved) and handler.path.startswith(self.unserved)
+        status = 404 if is_unserved else self.outage
+        if status is not None:
+            if status:
+                _begin(handler, status)
+                _chunk(handler, b'{"kind": "Status", "message": "not now"}')
+                _chunk(handler, b"")
             handler.close_connection = True
             return
         where = urlsplit(handler.path)
@@ -95,8 +104,7 @@ class FakeApi:
             self._log(handler, where.path.split("/")[-2])
         elif query.get("watch") == "true":
             _begin(handler, 200)
-            self._is_over.wait()
-            handler.close_connection = True
+            self._hold(handler)
         else:
             status, answer = self._do(handler.command, where.path, query, body)
             data = json.dumps(answer).encode()
@@ -117,10 +125,15 @@ class FakeApi:
             for data in filter(None, [log] if isinstance(log, bytes) else log):
                 _chunk(handler, data)
             if isinstance(log, list):
-                self._is_over.wait()
-                handler.close_connection = True
+                self._hold(handler)
             else:
                 _chunk(handler, b"")
+
+    def _hold(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        """Keep a stream open until an outage, or the end of the server."""
+        while self.outage is None and not self._is_over.wait(0.05):
+            pass
+        handler.close_connection = True
 
     def _do(
         self, method: str, path: str, query: dict[str, str], body: Object

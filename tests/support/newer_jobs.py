@@ -54,8 +54,11 @@ class NewerJobs:
             def answer(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = self.rfile.read(length)
-                with contextlib.suppress(OSError):
+                try:
                     newer._answer(self, body)
+                except (OSError, http.client.HTTPException):
+                    # The cluster does not answer, or the client has left.
+                    self.close_connection = True
 
             do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815
 

@@ -54,6 +54,7 @@ from cloudjob.errors import (
     Unreachable,
 )
 from cloudjob.home import locks, writing
+from cloudjob.model import times
 from cloudjob.model.progress import log_once
 from cloudjob.model.status import JobState, Wait, WaitPhase
 from cloudjob.model.submission import Submission
@@ -123,6 +124,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         self._pod_states: dict[tuple[str, JobState], tuple[float, list[Pod], list[Wait]]] = {}
         # When this process has last tried to end a job, by handle.
         self._tried_s: dict[str, float] = {}
+        # The handles of jobs that their clusters have served.
+        self._seen: set[str] = set()
         # The pods of each job, by handle and uid, that the cluster was seen to end.
         self._disrupted: dict[str, dict[str, Pod]] = {}
 
@@ -264,7 +267,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         where = _parse_handle(handle)
         client = self._client(where.cluster)
         try:
-            job = self._job(client, where)
+            job = self._served(client, where, handle)
         except JobNotFound:
             note = self._deletion_note(where.job_names.job)
             if note is None:
@@ -276,14 +279,16 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         if now.is_final:
             pods, waits = self._read_ended(client, where, handle, job, stage)
         else:
-            pods, waits = self._read_pods(client, where, job, now)
+            pods, waits = self._read_pods(client, where, handle, job, now)
             self._note_disrupted(handle, pods)
         decision = ending.decision_of(job)
-        if decision and not now.is_final and ending.is_left(pods):
+        # Some operators consider a job ended while its head still runs.
+        actual = state.stage_of(where.engine, job, pods, is_cancelled=is_cancelled)
+        if (decision or is_cancelled) and not now.is_final and ending.is_left(pods):
             self._stop_again(decision, client, handle, job)
-        elif not (decision or is_cancelled or now.is_final):
-            decision = ending.decide(job, stage, pods, waits, self._now_s())
-            if decision and not self._carry_out(decision, client, handle, job):
+        elif not (decision or is_cancelled or actual.state.is_final):
+            decision = ending.decide(job, actual, pods, waits, self._now_s())
+            if decision and not self._carry_out(decision, client, handle, job, stage):
                 decision = None
         current = state.status_of(
             where.engine, job, pods, is_cancelled=is_cancelled, waits=waits, decision=decision
@@ -316,11 +321,25 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             if status or self._deletion_note(_parse_handle(handle).job_names.job) is None
         }
 
+    def _served(self, client: Client, where: _Handle, handle: str) -> dict[str, Any]:
+        """Return the object of a job.
+
+        A server that starts may know it only after others (kubernetes#71218).
+        """
+        try:
+            job = self._job(client, where)
+        except errors.ObjectNotFound as error:
+            if error.is_of_path and handle in self._seen:
+                raise Unreachable(error.message, hint=error.hint) from error
+            raise
+        self._seen.add(handle)
+        return job
+
     def _read_pods(
-        self, client: Client, where: _Handle, job: Mapping[str, Any], now: JobState
+        self, client: Client, where: _Handle, handle: str, job: Mapping[str, Any], now: JobState
     ) -> tuple[list[Pod], list[Wait]]:
         """Return the pods of a job that has not ended, and what keeps them from running."""
-        key = (str(job["metadata"]["uid"]), now)
+        key = (handle, now)
         at, pods, waits = self._pod_states.get(key, (float("-inf"), [], []))
         if time.monotonic() < at + _REREAD_S:
             return pods, waits
@@ -344,7 +363,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         pods = self._with_disrupted(handle, pods, may_restart=stage.may_restart)
         if stage.state is not JobState.FAILED:
             return pods, []
-        key = (str(job["metadata"]["uid"]), stage.state)
+        key = (handle, stage.state)
         at, explained, waits = self._pod_states.get(key, (float("-inf"), [], []))
         if time.monotonic() < at + _REREAD_S:
             better = {pod.uid: pod.wait for pod in explained}
@@ -356,6 +375,14 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             waits += _creation(events.waits(client, where.engine, where.job_names, job, pods))
         self._pod_states[key] = (time.monotonic(), pods, waits)
         return pods, waits
+
+    def _note_pods(self, handle: str, pods: list[Pod]) -> None:
+        """Note what a follower has seen, which may be newer than the pods that were read last."""
+        self._note_disrupted(handle, pods)
+        started = {pod.uid for pod in pods if pod.has_started}
+        for key, (_, read, _) in list(self._pod_states.items()):
+            if key[0] == handle and started - {pod.uid for pod in read if pod.has_started}:
+                self._pod_states.pop(key, None)
 
     def _note_disrupted(self, handle: str, pods: list[Pod]) -> None:
         """Note the pods that the cluster ends: it forgets a deleted pod, and why it was drained."""
@@ -390,14 +417,14 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 ended = self._status(handle).state.is_final
             except JobNotFound:
                 return True
-            except Unreachable as error:
+            except logs.PASSING as error:
                 outage.pause(error)
                 return False
             outage.reset()
             return ended
 
         client, place = self._client(where.cluster), self._place(where, node)
-        yield from logs.follow(client, place, has_ended, partial(self._note_disrupted, handle))
+        yield from logs.follow(client, place, has_ended, partial(self._note_pods, handle))
 
     def refresh(self, handle: str, keys: Mapping[str, str]) -> None:
         """Put fresh keys of the store into the Secret, which reaches the pods within minutes."""
@@ -447,7 +474,9 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         except subprocess.TimeoutExpired as error:
             raise BackendError(f"{doing}: no answer in {_ASK_S:g} s") from error
         if done.returncode:
-            raise BackendError(f"{doing}: {os.fsdecode(done.stderr).strip() or 'kubectl failed'}")
+            # The lines before may be notes of kubectl itself.
+            reason = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
+            raise BackendError(f"{doing}: {reason or 'kubectl failed'}")
         return done.stdout
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
@@ -469,15 +498,20 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             client.delete(path, doing, query, gracePeriodSeconds=0)
 
     def _carry_out(
-        self, decision: Decision, client: Client, handle: str, job: Mapping[str, Any]
+        self,
+        decision: Decision,
+        client: Client,
+        handle: str,
+        job: Mapping[str, Any],
+        stage: Stage,
     ) -> bool:
         """End a job as decided; return whether this user may do that, and it is still right."""
         if not self._may_try(handle):
             return False
         where = _parse_handle(handle)
         pods, _ = logs.pods(client, self._place(where, None))
-        has_run = ending.held_head(pods) is not None
-        if ending.is_running(pods) and not has_run:
+        head = ending.held_head(pods) or ending.lost_head(job, stage, pods)
+        if ending.is_running(pods) and head is None:
             return False
         doing = f"ending {where.job_names.job}"
         try:
@@ -492,19 +526,24 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 self._annotate(client, where, ending.annotation(None), doing)
             log_once(f"{error.message}; the job is not ended")
             return False
-        if has_run:
+        if head is not None:
             self._save_logs(handle)
         return True
 
     def _stop_again(
-        self, decision: Decision, client: Client, handle: str, job: Mapping[str, Any]
+        self, decision: Decision | None, client: Client, handle: str, job: Mapping[str, Any]
     ) -> None:
-        """End the pods of a job whose end is decided: who has decided it may have been killed."""
-        if self._may_try(handle):
+        """End the pods of a job whose end is decided, or that was cancelled.
+
+        Who has decided it may have been killed, and Volcano hears nothing while it restarts a job.
+        """
+        asked_s = times.seconds_of(str((job["metadata"].get("annotations") or {}).get(CANCELLED)))
+        if self._now_s() >= asked_s + _END_AGAIN_S and self._may_try(handle):
             where = _parse_handle(handle)
             with contextlib.suppress(BackendError):
                 doing = f"ending {where.job_names.job}"
-                self._stop(client, where, job, doing, ending.dump(decision))
+                note = ending.dump(decision) if decision else ""
+                self._stop(client, where, job, doing, note)
 
     def _may_try(self, handle: str) -> bool:
         """Whether it is time to try to end a job, which then counts as tried."""

@@ -1,4 +1,4 @@
-"""Ends that cloudjob decides: of a job that cannot start, or whose sidecars outlive its head.
+"""Ends that cloudjob decides: of a job that cannot start, or whose head is over and keeps its pod.
 
 No controller does either. Whoever asks for the status of such a job, with the right to cancel it,
 ends it: an annotation says how, and everybody reads that. No I/O.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cloudjob.backends.kubernetes import state
+from cloudjob.backends.kubernetes import engine as engines
+from cloudjob.backends.kubernetes import reasons, state
 from cloudjob.backends.kubernetes.engine import PENDING, START_TIMEOUT, Stage
 from cloudjob.backends.kubernetes.state import Decision, Pod
 from cloudjob.model import summary, times
@@ -85,6 +87,9 @@ def decide(
     head = held_head(nodes)
     if head is not None:
         return Decision(head.exit_code, state.message_of(head) if head.exit_code else "")
+    head = lost_head(job, stage, nodes)
+    if head is not None and 0 < limits.stuck_s <= now_s - _lost_since_s(head, nodes):
+        return Decision(None, state.message_of(replace(head, reason=reasons.LOST)))
     # The entries of nodes that run end the job themselves.
     if is_running(nodes):
         return None
@@ -104,6 +109,29 @@ def decide(
 def held_head(pods: Iterable[Pod]) -> Pod | None:
     """Return the head if its container has ended, and sidecars keep its pod; None otherwise."""
     return next((pod for pod in pods if pod.node == 0 and pod.is_held), None)
+
+
+def lost_head(job: Mapping[str, Any], stage: Stage, pods: Iterable[Pod]) -> Pod | None:
+    """Return the head if its machine does not report, and only its return would end the job.
+
+    Either the operator waits for the head to start the job again, or all other nodes have ended: a
+    pod may tolerate for ever that its machine does not report, and then the cluster does not give
+    it up. A queue that has suspended the job starts it again.
+    """
+    nodes = [pod for pod in pods if pod.node is not None]
+    head = next((pod for pod in nodes if pod.node == 0 and pod.is_cut_off), None)
+    if head is None or "Suspended" in engines.held_conditions(job.get("status") or {}):
+        return None
+    others = [pod for pod in nodes if pod.node]
+    is_alone = bool(others) and all(pod.is_over for pod in others)
+    is_awaited = stage.may_restart if head.is_leaving else is_alone
+    return head if is_awaited else None
+
+
+def _lost_since_s(head: Pod, nodes: Iterable[Pod]) -> float:
+    """Return since when nothing is to be expected of a lost head."""
+    ends = [pod.ended_at for pod in nodes if pod.ended_at]
+    return max(times.seconds_of(at) for at in (head.silent_since, head.leaves_at, *ends) if at)
 
 
 def is_left(pods: Iterable[Pod]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cloudjob.errors import BackendError, JobNotFound, NotAuthorised
+from cloudjob.errors import BackendError, JobNotFound, NotAuthorised, Unreachable
 
 UNAUTHORISED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 401, 403, 404, 409, 410
 TOO_MANY_REQUESTS = 429
@@ -33,8 +33,17 @@ class AccessDenied(ApiError, NotAuthorised):
     """The API server rejects the credentials, or does not allow the operation."""
 
 
+class Unavailable(ApiError, Unreachable):
+    """The API server cannot answer at the moment."""
+
+
 class ObjectNotFound(ApiError, JobNotFound):
     """There is no such object."""
+
+    @property
+    def is_of_path(self) -> bool:
+        """Whether the server does not serve such objects: they were never there, or it starts."""
+        return not self.reason
 
 
 # Part of the message -> hint; the first match counts.
@@ -65,6 +74,8 @@ def api_error(doing: str, status: int, body: bytes, *, is_made: bool = False) ->
     message = f"{doing}: {text or f'HTTP {status}'}"
     if status == UNAUTHORISED:
         return AccessDenied(message, hint=_UNAUTHORISED, status=status, reason=reason)
+    if status in TRANSIENT_STATUSES:
+        return Unavailable(message, status=status, reason=reason)
     hint = next((hint for part, hint in _HINTS if part in text), "")
     if status == FORBIDDEN and "exceeded quota" not in text:
         return AccessDenied(message, hint=_FORBIDDEN, status=status, reason=reason)

@@ -22,7 +22,7 @@ from cloudjob.backends.kubernetes import errors
 from cloudjob.backends.kubernetes.client import POD, Client, ConnectionBroken
 from cloudjob.backends.kubernetes.errors import ApiError
 from cloudjob.backends.kubernetes.state import Pod, pod_of
-from cloudjob.errors import BackendError, Unreachable
+from cloudjob.errors import BackendError, NotAuthorised, Unreachable
 from cloudjob.home import writing
 from cloudjob.model import times
 from cloudjob.retries import WaitNotices
@@ -32,10 +32,14 @@ _END_CHECK_S = 1.0
 _END_CHECK_SILENT_S = 10.0
 # Seconds that a follower waits after the job's end for an unreadable or silent log.
 _LAST_S = 15.0
+# The same for a log whose connection broke: the next request may have to time out first.
+_LAST_BROKEN_S = 60.0
 # The same for a pod that still runs after the job's end, within its grace period.
 _LAST_RUNNING_S = 60.0
 # Seconds before a stream, or the watch, is reopened.
 _REOPEN_S = 0.5
+# Errors that may pass: a server that starts again may know neither users nor roles for a while.
+PASSING = (Unreachable, NotAuthorised)
 # A log is refused with this status while its container starts.
 _STARTING = 400
 # Seconds after which the server ends a watch, which then resumes from the last version.
@@ -292,7 +296,10 @@ class _Follower:
         Raises:
             BackendError: A log could not be read to its end in that time.
         """
-        existing, _ = pods(self._client, self._place)
+        try:
+            existing, _ = pods(self._client, self._place)
+        except PASSING:
+            return False
         self._add_pods(existing)
         running = {pod.uid for pod in existing if not (pod.is_over or pod.is_cut_off)}
         with self._lock:
@@ -303,7 +310,8 @@ class _Follower:
                 for uid, pod in self._reading.items()
                 if uid not in self._open & running
             ]
-        if unread and silent_s > _LAST_S:
+        is_broken = any(isinstance(error, ConnectionBroken) for error in unread)
+        if unread and silent_s > (_LAST_BROKEN_S if is_broken else _LAST_S):
             raise _incomplete_error(unread)
         return silent_s > _LAST_RUNNING_S
 
@@ -344,19 +352,20 @@ class _Follower:
                     return
             except errors.ObjectNotFound:
                 return
-            except ApiError as error:
-                if error.status not in (_STARTING, *errors.TRANSIENT_STATUSES, errors.UNAUTHORISED):
-                    raise
-                self._record_error(pod, error)
             except ConnectionBroken as error:
                 is_last = False
+                self._record_error(pod, error)
+            except ApiError as error:
+                if error.status != _STARTING and not _may_pass(error, is_again=is_again):
+                    raise
                 self._record_error(pod, error)
             finally:
                 with self._lock:
                     self._open.discard(pod.uid)
             window.reopen()
             is_again = True
-            if not self._is_over(pod) or pod.uid in self._errors:
+            # A server that is away is not asked for each pod: the next stream shows what is left.
+            if pod.uid in self._errors or not self._is_over(pod):
                 self.streams.wait(_REOPEN_S)
 
     def _record_error(self, pod: Pod, error: BackendError) -> None:
@@ -390,7 +399,7 @@ class _Follower:
     def _is_over(self, pod: Pod) -> bool:
         """Ask whether a pod whose stream ended has itself ended: servers end streams, too."""
         if pod.uid not in self._over and not self.streams.is_stopped:
-            with contextlib.suppress(ConnectionBroken):
+            with contextlib.suppress(*PASSING):
                 now = self._current(pod)
                 if now is None or now.is_over:
                     self._over.add(pod.uid)
@@ -408,18 +417,22 @@ class _Follower:
 
     def _watch(self, version: str) -> Iterator[Piece]:
         """Start a reader for each new pod from this moment on."""
+        is_again = False
         while not self.streams.is_stopped:
-            if not version:
-                # The server no longer has the version from which we would resume.
-                existing, version = pods(self._client, self._place)
-                self._add_pods(existing)
             try:
+                if not version:
+                    # The server no longer has the version from which we would resume.
+                    existing, version = pods(self._client, self._place)
+                    self._add_pods(existing)
                 version = self._watch_once(version)
+            except ConnectionBroken:
+                pass
             except ApiError as error:
                 if error.status == errors.GONE:
                     version = ""
-                elif error.status not in (*errors.TRANSIENT_STATUSES, errors.UNAUTHORISED):
+                elif not _may_pass(error, is_again=is_again):
                     raise
+            is_again = True
             self.streams.wait(_REOPEN_S)
         yield from ()
 
@@ -455,6 +468,15 @@ class _Follower:
         elif event.get("type") in ("ADDED", "MODIFIED"):
             self._add_pods([self._place.pod(changed)])
         return str((changed.get("metadata") or {}).get("resourceVersion") or version)
+
+
+def _may_pass(error: ApiError, *, is_again: bool) -> bool:
+    """Whether a refusal may pass: a user without this right is told so at once.
+
+    Args:
+        is_again: Whether the same request was tried before.
+    """
+    return isinstance(error, PASSING) and (is_again or error.status != errors.FORBIDDEN)
 
 
 def _read(client: Client, place: Place, pod: Pod) -> Iterator[Piece]:

@@ -32,8 +32,9 @@ class Pod:
         has_started: Whether its container has run, so that there is a log.
         reason: Why the cluster ended it: ``OOMKilled``, ``Evicted``, ``PreemptionByScheduler``.
         message: The cluster's message about that.
-        is_leaving: Whether it was deleted and is in its grace period.
-        is_cut_off: Whether its container runs on a machine that no longer reports to the cluster.
+        leaves_at: When its grace period ends if it was deleted; empty if it was not.
+        silent_since: When the cluster noticed that the machine of its container does not report;
+            empty if it does.
         is_over: Whether its container will write nothing more; sidecars may still run.
         is_held: Whether its container has ended, and sidecars keep it from ending.
     """
@@ -52,8 +53,8 @@ class Pod:
     reason: str = ""
     message: str = ""
     memory: str = ""
-    is_leaving: bool = False
-    is_cut_off: bool = False
+    leaves_at: str = ""
+    silent_since: str = ""
     is_over: bool = False
     is_held: bool = False
 
@@ -61,6 +62,16 @@ class Pod:
     def is_in_trouble(self) -> bool:
         """Whether it waits for something that may never come."""
         return self.wait is not None and self.wait.is_trouble
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it was deleted and is in its grace period."""
+        return bool(self.leaves_at)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether its container runs on a machine that no longer reports to the cluster."""
+        return bool(self.silent_since)
 
     @property
     def is_lost(self) -> bool:
@@ -114,8 +125,8 @@ def pod_of(
         reason=reason,
         message=message,
         memory=str((resources.get("limits") or {}).get("memory") or ""),
-        is_leaving=bool(metadata.get("deletionTimestamp")),
-        is_cut_off="running" in state and _is_cut_off(status),
+        leaves_at=_time(metadata.get("deletionTimestamp")),
+        silent_since=_silent_since(status) if "running" in state else "",
         is_over=has_ended or is_over,
         is_held=has_ended and not is_over and _has_running(status),
     )
@@ -129,14 +140,16 @@ def _of_container(items: Iterable[Mapping[str, Any]] | None, name: str) -> Mappi
     return next((item for item in items or () if item.get("name") == name), {})
 
 
-def _is_cut_off(status: Mapping[str, Any]) -> bool:
-    """Whether the node controller has marked the pod: its machine sends no heartbeats.
+def _silent_since(status: Mapping[str, Any]) -> str:
+    """Return when the node controller has marked the pod, as its machine sends no heartbeats.
 
     The node controller changes only Ready. If a container's own probe fails, ContainersReady
     changes, too.
     """
-    conditions = {item.get("type"): item.get("status") for item in status.get("conditions") or ()}
-    return conditions.get("Ready") == "False" and conditions.get("ContainersReady") == "True"
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    ready, containers = (conditions.get(name) or {} for name in ("Ready", "ContainersReady"))
+    is_cut_off = ready.get("status") == "False" and containers.get("status") == "True"
+    return _time(ready.get("lastTransitionTime")) if is_cut_off else ""
 
 
 def status_of(
@@ -169,7 +182,8 @@ def status_of(
     native = stage.native
     if worst_wait and worst_wait.is_trouble:
         native = f"{stage.native} ({worst_wait.message})"
-    wait = _wait(_absent(nodes), waits)
+    silent = [pod for pod in nodes if pod.is_cut_off]
+    wait = _wait(_absent(nodes), waits) or _wait(silent, ())
     awaits_pods = stage.state is JobState.PENDING or stage.native == "Restarting"
     if wait is None and awaits_pods and not nodes:
         wait = _without_pods(job, stage)
@@ -209,7 +223,7 @@ def _with_pods(engine: Engine, stage: Stage, nodes: list[Pod], *, is_cancelled: 
         # It ends last: what happens to a worker after it changes nothing.
         return stage._replace(state=JobState.SUCCEEDED)
     if not (stage.state.is_final or is_cancelled):
-        stage = _with_lost_head(stage, nodes, reads_pods=engine.reads_pods)
+        stage = _with_lost_head(stage, nodes)
     if engine.reads_pods and not stage.state.is_final:
         stage = _counted(stage, nodes)
     if not (stage.state.is_final or stage.may_restart or is_cancelled):
@@ -217,15 +231,15 @@ def _with_pods(engine: Engine, stage: Stage, nodes: list[Pod], *, is_cancelled: 
     return stage
 
 
-def _with_lost_head(stage: Stage, nodes: list[Pod], *, reads_pods: bool) -> Stage:
+def _with_lost_head(stage: Stage, nodes: list[Pod]) -> Stage:
     """Return the status of a job whose controller waits for ever for a head on a dead machine.
 
-    The entries notice a lost worker, and the head then ends the job. Volcano may restart a job as
-    soon as somebody removes the machine from the cluster. A queue that has preempted the job has
-    removed the pod itself, and starts the job again.
+    The entries notice a lost worker, and the head then ends the job. An operator may restart a job
+    as soon as somebody removes the machine from the cluster (jobset#576). A queue that has
+    preempted the job has removed the pod itself, and starts the job again.
     """
     is_lost = any(pod.node == 0 and pod.is_lost for pod in nodes)
-    if not is_lost or stage.has_asked or (stage.may_restart and not reads_pods):
+    if not is_lost or stage.has_asked or stage.may_restart:
         return stage
     native = f"{stage.native}, {_IS_LOST}"
     return stage._replace(state=JobState.FAILED, native=native, has_asked=True)
@@ -304,6 +318,8 @@ def _decided(stage: Stage, nodes: list[Pod], decision: Decision, started_at: str
         attempt_at=_attempt_at(stage, nodes),
         # The head was told to end only because the job was given up.
         stop=Stop.PLATFORM,
+        # Nobody saw the end of a head whose machine does not report.
+        is_unwatched=decision.exit_code is None,
     )
 
 
@@ -368,7 +384,8 @@ def _wait_of(pod: Pod) -> Wait | None:
     """Return why a node does not run, or is not known to run."""
     if pod.is_cut_off:
         text = f"its machine {pod.host} no longer reports to the cluster; it may be lost"
-        return waiting.trouble(WaitPhase.STARTING, "", "", text)
+        wait = waiting.trouble(WaitPhase.MACHINE, pod.silent_since, "", text)
+        return replace(wait, hint="`cloudjob cancel` ends the job")
     if pod.is_leaving and pod.reason:
         return waiting.trouble(WaitPhase.SCHEDULING, "", pod.reason, pod.message)
     return pod.wait

@@ -17,13 +17,16 @@ from cloudjob.backends.kubernetes import checks, logs
 from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.request import ENGINES
-from cloudjob.errors import BackendError, NotAuthorised, Unreachable
+from cloudjob.backends.native import Waiting
+from cloudjob.errors import BackendError, NotAuthorised
 from cloudjob.model import progress
-from cloudjob.model.status import JobState
+from cloudjob.model.status import JobState, JobStatus
 from cloudjob.retries import Limits
+from cloudjob.tracking import Job
 from tests.support import operators
 from tests.support.fake_kube_api import EVENTS, NAMESPACE, PODS, FakeApi
 from tests.unit.cloudjob.backends.test_kubernetes_build import submission
+from tests.unit.cloudjob.tracking.test_job import record_of
 
 QUICK = Limits(total_s=5.0, answer_s=60.0, pause_s=0.05, longest_pause_s=0.5)
 LIMIT_S = 180.0
@@ -266,7 +269,7 @@ def test_cancelling_a_job_whose_operator_is_down_reports_what_it_waits_for(
 def mark_host_lost(job: JobFixture, node: int) -> None:
     """Set the pod's conditions as if the host of this node had stopped reporting."""
     job.pod(node)["status"]["conditions"] = [
-        {"type": "Ready", "status": "False"},
+        {"type": "Ready", "status": "False", "lastTransitionTime": "2026-11-21T10:00:04Z"},
         {"type": "ContainersReady", "status": "True"},
     ]
 
@@ -481,28 +484,68 @@ def test_a_log_that_fails_for_a_while_is_reported_and_followed_to_its_end(
     assert in_time(lambda: b"".join(data for _, data in pieces)) == b"[0] late\n"
 
 
-def test_followers_and_waits_outlast_an_api_server_that_does_not_answer(
-    job: JobFixture, monkeypatch: pytest.MonkeyPatch
-):
-    """The job continues without them, so they keep retrying when a request has timed out."""
-    monkeypatch.setattr(job.backend, "_limits", QUICK._replace(total_s=0.2))
-    job.backend._clients.clear()
-    job.api.logs = dict.fromkeys(job.pods, 500)
-    pieces = job.backend.logs(job.handle, None, follow=True)
-    next(pieces)
-    job.api.is_down = True
-    with pytest.raises(Unreachable):
-        job.backend.status(job.handle)
-    seen = len(job.api.seen)
-    while len(job.api.requests_with("GET", job.path)[seen:]) < 3 and len(job.api.seen) < seen + 20:
-        next(pieces)
-    job.api.logs = dict.fromkeys(job.pods, b"2026-11-21T10:00:02Z [0] late\n")
-    job.mark_finished(0)
-    job.mark_finished(1)
-    job.set_phase("Completed")
-    job.api.is_down = False
+# How the server is away, in the order of the phases of a job: it closes connections (0), refuses
+# every request, rejects the login, or does not know the roles or the operators yet, as after a
+# restart (404).
+OUTAGES = {
+    "volcano": (0, 503, 404),
+    "mpi-operator": (503, 404, 401),
+    "ms-operator": (404, 401, 503),
+    "job": (403, 503, 0),
+    "jobset": (0, 403, 403),
+}
+ENDS = {"volcano": "Completed", "jobset": "Completed"}
 
-    assert in_time(lambda: b"".join(data for _, data in pieces)) == 2 * b"[0] late\n"
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_followers_and_waits_outlast_an_api_server_that_is_away(
+    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+):
+    """While the job waits, while it runs, and while it ends, for longer than requests are retried.
+
+    The job continues without them.
+    """
+    for name in ("_REOPEN_S", "_END_CHECK_S"):
+        monkeypatch.setattr(logs, name, 0.05)
+    job = JobFixture(api, tmp_path, engine)
+    job.send()
+    job.backend._limits = QUICK._replace(total_s=0.2)
+    job.backend._clients.clear()
+    record = record_of(tmp_path, job=job.request.job, backend="kubernetes", handle=job.handle)
+    statuses: list[JobStatus] = []
+    waiting = Job(record, job.backend, tmp_path)
+    waiter = threading.Thread(target=lambda: statuses.append(waiting.wait()), daemon=True)
+    waiter.start()
+    pieces = job.backend.logs(job.handle, None, follow=True)
+    for phase, status in enumerate(OUTAGES[engine]):
+        job.backend._pod_states.clear()
+        until_asked(pieces, api, job.path)
+        api.outage, api.unserved = (None, job.path) if status == 404 else (status, "")
+        until_asked(pieces, api, job.path)
+        if phase == 1:
+            line = [b"2026-11-21T10:00:02Z [0] begun\n"]
+            api.logs = {pod: [*line] for pod in job.pods}
+            job.mark_running(0, 1)
+            job.set_phase("Running")
+        elif phase == 2:
+            for node, pod in enumerate(job.pods):
+                api.logs[pod] = b"".join(api.logs[pod]) + b"2026-11-21T10:00:03Z [0] ended\n"
+                job.mark_finished(node)
+            job.set_phase(ENDS.get(engine, "Succeeded"))
+        api.outage, api.unserved = None, ""
+
+    text = in_time(lambda: b"".join(data for _, data in pieces))
+    waiter.join(LIMIT_S)
+    assert text.count(b"[0] begun\n") == text.count(b"[0] ended\n") == 2, text
+    assert [status.state for status in statuses] == [JobState.SUCCEEDED]
+
+
+def until_asked(pieces: Iterator[tuple[int, bytes]], api: FakeApi, path: str) -> None:
+    """Follow until the job itself was asked for twice more."""
+    seen, end_at = len(api.seen), time.monotonic() + LIMIT_S
+    while len([path for _, target in api.seen[seen:] if target == path]) < 2:
+        next(pieces)
+        assert time.monotonic() < end_at, api.seen[seen:]
 
 
 def test_a_refused_log_is_retried_with_a_pause(job: JobFixture):
@@ -617,6 +660,23 @@ def set_pod_group_conditions(job: JobFixture, *conditions: tuple[str, str]) -> N
 
 
 GANG = "Pending (NotEnoughResources: 2/2 tasks in gang unschedulable)"
+
+
+def test_a_node_whose_log_is_followed_waits_for_no_scheduler(pending_job: JobFixture):
+    """What a status has read is used for ten seconds, unless the follower has seen more."""
+    waiting = pending_job.backend.status(pending_job.handle)
+    assert isinstance(waiting, Waiting)
+    assert waiting.wait
+    assert waiting.wait.message == "node 0: waiting for the scheduler, and 1 more"
+
+    pending_job.mark_running(1)
+    pieces = pending_job.backend.logs(pending_job.handle, None, follow=True)
+    next(pieces)
+    waiting = pending_job.backend.status(pending_job.handle)
+    assert isinstance(waiting, Waiting)
+    assert waiting.wait
+    assert waiting.wait.message == "node 0: waiting for the scheduler"
+    pieces.close()  # type: ignore[attr-defined]
 
 
 def test_the_queues_reason_is_shown_until_the_job_is_scheduled(pending_job: JobFixture):

@@ -99,7 +99,7 @@ class Recorded:
 
     def get(self, path: str, doing: str, query: Mapping[str, str] | None = None) -> Object:
         if path not in self.objects:
-            raise errors.api_error(doing, 404, b"")
+            raise errors.api_error(doing, 404, b'{"reason": "NotFound"}')
         return self.objects[path]
 
     def list(self, path: str, doing: str, query: Mapping[str, str] | None = None) -> Object:
@@ -370,6 +370,22 @@ def head_is_lost(job: Job) -> None:
     """The cluster has given up the pod of the head, whose machine cannot end it."""
     lost(job, 0)
     job.pods[0]["metadata"]["deletionTimestamp"] = AT.format(6)
+
+
+def with_retries(job: Job) -> None:
+    job.job["spec"] |= {"maxRetry": 2, "failurePolicy": {"maxRestarts": 1}}
+
+
+def never_given_up(code: int) -> Callable[[Job], None]:
+    """The pod of the head tolerates for ever that its machine does not report."""
+
+    def arrange(job: Job) -> None:
+        lost(job, 0)
+        job.end(1, code)
+        if job.engine.name == "ms-operator":
+            job.set_phase("Failed" if code else "Succeeded")
+
+    return arrange
 
 
 def ended_early(phase: str, arrange: Callable[[Job], None]) -> Callable[[Job], None]:
@@ -918,6 +934,78 @@ def test_a_job_ends_when_it_has_waited_as_long_as_its_user_allows(tmp_path: Path
         assert ended.failure.message.startswith(text)
 
 
+LOSSES = {
+    "its operator waits for it": (
+        lambda job: (head_is_lost(job), with_retries(job), job.remove(1))[0],
+        ("volcano", "jobset"),
+    ),
+    "never given up": (never_given_up(1), ("volcano", "job", "jobset", "mpi-operator")),
+    "never given up, and no worker has failed": (never_given_up(0), tuple(ENGINES)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_job_ends_when_only_the_return_of_the_machine_of_its_head_could_end_it(
+    name: str, tmp_path: Path
+):
+    """Its record counts: the head may have succeeded since."""
+    arrange, engines = LOSSES[name]
+    for engine in engines:
+        job = Job(engine, tmp_path)
+        arrange(job)
+        job.now_s = times.seconds_of(AT.format(5 if "never" in name else 6)) + 599
+        running = job.backend.status(job.handle)
+        # JobSet's controller waits to start the job again.
+        assert isinstance(running, (Running, Waiting)), engine
+        assert running.wait
+        assert running.wait.message == "node 0: its machine gpu-0 no longer reports to the " + (
+            "cluster; it may be lost"
+        )
+        assert running.wait.since == "2026-11-21T10:00:02.000Z"
+        assert job.client.written == []
+        job.now_s += 1
+        job.backend._pod_states.clear()
+        ended = job.backend.status(job.handle)
+
+        assert isinstance(ended, Ended), engine
+        assert ended.failure
+        assert "NodeLost; its machine no longer reports" in ended.failure.message
+        assert job.has_stopped
+        record = ExitRecord("train", Outcome(0), ended_at=AT.format(8))
+        status = verdict.with_record(status_of(), ended, record, "", lambda node: ())
+        assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0), engine
+
+
+@pytest.mark.parametrize("arrange", [lambda job: lost(job, 0), preempted_unseen])
+def test_a_lost_head_ends_no_job_that_others_may_continue(
+    arrange: Callable[[Job], None], tmp_path: Path
+):
+    """Its worker still talks to it, or a queue starts the job again."""
+    for engine in QUEUED:
+        job = Job(engine, tmp_path)
+        arrange(job)
+        job.now_s += 1e7
+        assert isinstance(job.backend.status(job.handle), (Running, Waiting)), engine
+        assert job.client.written == []
+
+
+def test_a_cancel_that_volcano_did_not_hear_is_repeated(tmp_path: Path):
+    """While it restarts a job, it ignores the command, and new pods follow."""
+    job = Job("volcano", tmp_path)
+    with_retries(job)
+    job.run(0, 1)
+    job.job["metadata"]["annotations"] = {CANCELLED: AT.format(6)}
+    job.set_phase("Pending", retryCount=1)
+    job.now_s = times.seconds_of(AT.format(6)) + 59
+    job.backend.status(job.handle)
+    assert not job.has_stopped
+    for _ in range(2):
+        job.now_s += 1
+        job.backend.status(job.handle)
+
+    assert [body["action"] for _, body in job.client.written] == ["AbortJob"]
+
+
 @pytest.mark.parametrize("is_allowed", [True, False], ids=["stopped", "deleted"])
 def test_a_job_that_its_queue_will_never_admit_ends(is_allowed: bool, tmp_path: Path):
     """Kueue would resume a suspended job; who may not change its Workload deletes the job."""
@@ -1247,7 +1335,7 @@ def test_a_worker_that_fails_at_once_on_a_slow_clock_was_not_left_out(engine: st
 @pytest.mark.parametrize("engine", ["volcano", "jobset"])
 def test_a_loss_of_an_earlier_attempt_explains_nothing(engine: str, tmp_path: Path):
     job = Job(engine, tmp_path)
-    job.job["spec"] |= {"maxRetry": 2, "failurePolicy": {"maxRestarts": 1}}
+    with_retries(job)
     job.remove(0, 1)
     job.pod_event(1, "Preempted", "Preempted by pod x", kind="Normal")
     job.event(f"{job.name}{job.engine.makers[-1]}", "FailedCreate", QUOTA, at=1)
