@@ -566,12 +566,9 @@ def tls_store(
     from tests.support.tls import Authority, front
 
     authority = Authority(tmp_path)
+    surroundings.write_config(tmp_path, f"store: s3://{new_bucket(seaweedfs)}/jobs\n")
     with front(authority, seaweedfs.port) as https:
-        yield {
-            **client_environ(https.endpoint),
-            "AWS_CA_BUNDLE": str(authority.bundle),
-            "CLOUDJOB_STORE": f"s3://{new_bucket(seaweedfs)}/jobs",
-        }
+        yield {**client_environ(https.endpoint), "AWS_CA_BUNDLE": str(authority.bundle)}
 
 
 def _surrounding(item: pytest.Item) -> surroundings.Surrounding | None:

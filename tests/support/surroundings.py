@@ -124,9 +124,14 @@ def _python_here(version: str, line: CommandLine) -> None:
 
 
 def _python_of_nodes(version: str, line: CommandLine) -> None:
-    config = line.folder / "user" / ".config" / "cloudjob" / "config.yaml"
+    write_config(line.folder, f"process:\n  python: {_python(version)}\n")
+
+
+def write_config(folder: Path, text: str) -> None:
+    """Write the user's configuration for a command line with this folder."""
+    config = folder / "user" / ".config" / "cloudjob" / "config.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
-    config.write_text(f"process:\n  python: {_python(version)}\n")
+    config.write_text(text)
 
 
 def _networks(text: str, line: CommandLine) -> None:
