@@ -120,14 +120,15 @@ def _no_folder(error: Exception) -> CloudJobError | None:
 
 def _full(error: Exception) -> CloudJobError | None:
     """Return the error of a file or an output without space; None for any other error."""
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if not isinstance(error, OSError) or error.errno not in full:
         return None
     name = one_line(str(error.filename)[:200]) if error.filename else ""
     if not name:
         # It may have been the standard output.
         _discard_output()
         name = "a file or the output of this command"
-    hint = "is the disk or your quota full? a job that was started goes on"
+    hint = "is the disk or your quota full, or `ulimit -f` too low? a job that was started goes on"
     return CloudJobError(f"writing {name}: {os.strerror(error.errno).lower()}", hint=hint)
 
 

@@ -20,6 +20,13 @@ def report(status: JobStatus) -> None:
     print_message(headline(status))
     for line in reasons(status):
         print_message(f"  {one_line(line)}")
+    warn_of_cut_logs(status)
+
+
+def warn_of_cut_logs(status: JobStatus) -> None:
+    """Warn of each log that ends too early."""
+    for text in summary.cut_logs(status):
+        print_message(f"warning: {one_line(text)}")
 
 
 def headline(status: JobStatus) -> str:

@@ -65,11 +65,12 @@ def text_of(file: ConfigFile) -> str:
         if not file.must_exist and file.path.is_fifo():
             raise ValueError("is a named pipe, which may never deliver anything")
         data = read_bytes(file.path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if not file.must_exist:
+    except OSError as error:
+        if not file.must_exist and isinstance(error, (FileNotFoundError, NotADirectoryError)):
             return ""
-        raise unreadable(file, "", reason(error), hint="is the path right?") from error
-    except (OSError, ValueError) as error:
+        hint = "is the path right, and the file readable?"
+        raise unreadable(file, "", reason(error), hint=hint) from error
+    except ValueError as error:
         raise unreadable(file, "", reason(error), hint="it must be a YAML file") from error
     try:
         return data.decode("utf-8-sig")

@@ -138,7 +138,7 @@ class DockerRuntime:
         short, _, domain = host.partition(".")
         config = {
             "Image": image,
-            "Entrypoint": ["/bin/sh", "-c"],
+            "Entrypoint": ["/bin/sh", "-c", node_plan.becoming("0")],
             "Cmd": [node_plan.start(row, index, context)],
             "User": f"{requests.USER_ID}:{requests.GROUP_ID}",
             "WorkingDir": HOME,

@@ -227,6 +227,15 @@ def start(row: JobRow, index: int, context: NodeContext) -> str:
     return f"{text}; {command(row, index, context)}"
 
 
+def becoming(variable: str) -> str:
+    """Return the text of a shell that becomes the last command of the text in a variable.
+
+    SIGTERM is for that command: as the first process of a container, a shell above it keeps the
+    signal, and as any other it ends, and all processes of the node with it. dash would stay.
+    """
+    return f'bash=$(command -v bash) || bash=/bin/sh; exec "$bash" -c "${variable}"'
+
+
 def command(row: JobRow, index: int, context: NodeContext) -> str:
     """Return the shell command of a node: the user's, with the arguments the platform appends."""
     algorithm = row.body.algorithm

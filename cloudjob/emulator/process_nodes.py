@@ -27,9 +27,6 @@ from jobentry.contract.sigv4 import Keys
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Becomes the last command of the node. A shell that stayed above it would be ended by SIGTERM,
-# unlike the first process of a container, and all processes of the node with it. dash stays.
-_START = 'bash=$(command -v bash) || bash=/bin/sh; exec "$bash" -c "$CLOUDJOB_EMULATOR_COMMAND"'
 
 
 class ProcessRuntime:
@@ -109,7 +106,7 @@ class ProcessRuntime:
                 f"{requests.address_of(index)} {' '.join(node_plan.aliases(row, index))}\n"
                 for index in range(row.nodes)
             ),
-            argv=("/bin/sh", "-c", _START),
+            argv=("/bin/sh", "-c", node_plan.becoming("CLOUDJOB_EMULATOR_COMMAND")),
             retries=0,
             grace_s=self._settings.grace_s,
             nodes=tuple(node_requests),

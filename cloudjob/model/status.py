@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudjob.errors import CloudJobError
 from jobentry.contract.exits import Cause as Cause
+from jobentry.contract.exits import CutLog as CutLog
 from jobentry.contract.exits import Failure as Failure
 
 # The fields of a failure that are lists in JSON.
@@ -210,6 +211,7 @@ class JobStatus:
         absence: Why the job is not on its platform; None if it is, or may be.
         slow: The ranks that slow a running job down; None if none stands out.
         wait: What a job waits for, or the nodes that have not started; None if it is not known.
+        cut_logs: The logs of nodes whose last output could not be written, as on a full disk.
     """
 
     job: str
@@ -232,6 +234,7 @@ class JobStatus:
     attempt: Attempt | None = None
     slow: SlowRanks | None = None
     wait: Wait | None = None
+    cut_logs: tuple[CutLog, ...] = ()
 
     @property
     def is_gone(self) -> bool:
@@ -324,6 +327,7 @@ def to_json(status: JobStatus) -> dict[str, Any]:
     }
     values["code"] = status.code and _values(status.code)
     values["attempt"] = status.attempt and _values(status.attempt)
+    values["cut_logs"] = [each._asdict() for each in status.cut_logs]
     wait = status.wait
     values["wait"] = wait and {
         **_values(wait),
@@ -363,6 +367,7 @@ def from_json(values: dict[str, Any]) -> JobStatus:
         "code": code and Code(**code),
         "attempt": attempt and Attempt(**attempt),
         "wait": wait and _wait(wait),
+        "cut_logs": tuple(CutLog(**each) for each in values.get("cut_logs", ())),
         "phases": tuple(Phase(**phase) for phase in values["phases"]),
         "hang": hang
         and Hang(**{**hang, "ranks": tuple(hang["ranks"]), "details": tuple(hang["details"])}),

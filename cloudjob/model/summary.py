@@ -10,6 +10,7 @@ from typing import Any
 
 from cloudjob.model import times
 from cloudjob.model.status import Absence, Failure, JobState, JobStatus
+from cloudjob.model.text import size_text
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 24 * 3600
 # Below this many seconds, tenths are shown.
@@ -69,6 +70,15 @@ def wait(status: JobStatus) -> str:
     what = f"{status.wait.message}{hint}"
     since_s = times.seconds_of(status.wait.since)
     return f"{span(int(time.time() - since_s))}: {what}" if since_s else what
+
+
+def cut_logs(status: JobStatus) -> list[str]:
+    """Return which logs end too early, and why, a line for each."""
+    return [
+        f"the log of node {each.node} ends too early: {size_text(each.missing_bytes)} of output"
+        f" could not be written ({each.reason}); `logs --stored` reads the copy in the store"
+        for each in status.cut_logs
+    ]
 
 
 def attempt(status: JobStatus) -> str:

@@ -63,7 +63,8 @@ def source_error(source: Path, name: str, error: OSError) -> PackageError:
     """Return the error for an ``OSError`` about one path of the source."""
     if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
         return changed(source, name)
+    advice = f"make it readable, or leave it out with a line in {CLOUDJOBIGNORE}"
     return PackageError(
         f"packing {shown(source)}: reading {shown(name)}: {reason_of(error)}",
-        hint=f"make it readable, or leave it out with a line in {CLOUDJOBIGNORE}",
+        hint="is the path right?" if error.errno == errno.ENAMETOOLONG else advice,
     )

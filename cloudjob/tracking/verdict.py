@@ -101,6 +101,7 @@ def with_record(
             for node, name, start, end in record.phases
         ),
         hang=hang_of(record.hang),
+        cut_logs=record.cut_logs,
     )
 
 

@@ -88,7 +88,7 @@ class Relay:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="relay", daemon=True)
         # How much could not be written since the last piece that could, and why.
-        self._missing_bytes, self._reason = 0, ""
+        self.missing_bytes, self.reason = 0, ""
 
     def start(self) -> None:
         """Start the thread."""
@@ -135,19 +135,20 @@ class Relay:
     def _write(self, data: bytes) -> None:
         self.before_write()
         with _lock:
-            _copied(data)
+            rest = memoryview(_copied(data))
             try:
-                if self._missing_bytes:
-                    size = size_text(self._missing_bytes)
+                if self.missing_bytes:
+                    size = size_text(self.missing_bytes)
                     # On a line of its own: the last piece may have been cut.
-                    gap = f"\n{messages.MARK}{size} of output are missing here: {self._reason}\n"
+                    gap = f"\n{messages.MARK}{size} of output are missing here: {self.reason}\n"
                     _write(self._descriptor, gap.encode())
-                    self._missing_bytes = 0
-                _write(self._descriptor, data)
+                    self.missing_bytes = 0
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
             except OSError as error:
                 # No reader, or a full disk; the ranks' own logs are not affected.
-                self._missing_bytes += len(data)
-                self._reason = error.strerror or str(error)
+                self.missing_bytes += len(rest)
+                self.reason = error.strerror or str(error)
 
 
 class _Log:

@@ -510,6 +510,7 @@ def _run_head(setup: _Setup, options: Options, started_at: float) -> _End:
         ended_at=record.rfc3339(time.time()),
         phases=record.phases(setup.here.journal, head.worker_phases),
         hang=head.hang if outcome.exit_code else None,
+        cut_logs=head.cut_logs,
     )
     record.write(ended, node.record_uri, is_cancelled=is_cancelled)
     return _End(outcome.exit_code, outcome.is_over)

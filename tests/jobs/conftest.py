@@ -31,6 +31,7 @@ from jobentry.system import linux
 from tests.support import command_line, folders, surroundings
 from tests.support.combinations import mark_combinations, values_of
 from tests.support.homes import make_used_home
+from tests.support.servers import Server, client_environ
 
 BIN = Path(sys.executable).parent
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -547,11 +548,27 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path, mpi: Mpi) -> Iterator[
             )
         value = Cloud(folder, mpi, has_own_processes=chosen is not None)
         if chosen:
+            if chosen.fixture:
+                value.environ.update(request.getfixturevalue(chosen.fixture))
             chosen.apply(value)
             request.node.stash[_CHOSEN] = chosen.name
         yield value
         remaining = value.kill_remaining()
     assert not remaining, "left behind:\n" + "\n".join(remaining)
+
+
+@pytest.fixture
+def tls_store(
+    tmp_path: Path, seaweedfs: Server, new_bucket: Callable[[Server], str]
+) -> Iterator[dict[str, str]]:
+    """The variables of a store whose certificate only an authority of its own has signed."""
+    # The tests of the node half also run on a Python without what this needs.
+    from tests.support.tls import Authority, front
+
+    authority = Authority(tmp_path)
+    surroundings.write_config(tmp_path, f"store: s3://{new_bucket(seaweedfs)}/jobs\n")
+    with front(authority, seaweedfs.port) as https:
+        yield {**client_environ(https.endpoint), "AWS_CA_BUNDLE": str(authority.bundle)}
 
 
 def _surrounding(item: pytest.Item) -> surroundings.Surrounding | None:

@@ -10,6 +10,8 @@ import signal
 
 import pytest
 
+from cloudjob.model.text import size_text
+
 CASES = {
     "progress": b"".join(b"\repoch 1: %3d%%" % n for n in range(101)) + b"\n",
     "open_progress": b"\r 10%\r 20%\r 30%",
@@ -317,3 +319,30 @@ def test_a_rank_may_close_its_stdout(cloud):
     done = cloud.submit("--nodes", "2", cloud.script("os.close(1); os.close(2); os._exit(0)"))
 
     assert done.code == 0, done
+
+
+def test_a_log_that_its_disk_cuts_is_no_silent_success(cloud):
+    """The limit on the size of files stands for a disk that stays full."""
+    lines = 20_000
+    script = cloud.script(f"""for line in range({lines} * rank): print("line", line, "x" * 20)""")
+    cloud.prefix = ("bash", "-c", 'ulimit -f 512; exec "$@"', "bash")
+    job = cloud.detach("--nodes", "2", script)
+    cloud.prefix = ()
+
+    done = cloud.cli("wait", job)
+    assert done.code == 0, done
+    (cut,) = cloud.status(job)["cut_logs"]
+    log, stored = cloud.cli("logs", job), cloud.cli("logs", "--stored", job)
+    warning = (
+        f"the log of node 1 ends too early: {size_text(cut['missing_bytes'])} of output could not"
+        " be written (File too large); `logs --stored` reads the copy in the store"
+    ).encode()
+
+    assert (cut["node"], cut["reason"]) == (1, "File too large")
+    # A line that was cut is shown with a newline.
+    assert cut["missing_bytes"] - len(stored.out) + len(log.out) in (0, 1)
+    assert len(stored.out.splitlines()) == lines
+    assert b"warning: " + warning in done.err
+    assert b"warning: " + warning in log.err
+    assert warning in cloud.cli("status", job).out
+    assert b"too early" not in stored.err

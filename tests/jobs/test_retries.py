@@ -39,7 +39,6 @@ def test_an_exception_that_is_to_be_repeated_ends_the_attempts_the_second_time(c
     assert b"not tried again: the attempt before ended in the same way" in done.err
 
 
-@pytest.mark.surroundings
 def test_each_attempt_is_kept_and_knows_the_one_before(cloud):
     script = cloud.script(
         """

@@ -55,11 +55,13 @@ class Surrounding(NamedTuple):
 
     Args:
         missing: Returns why this machine cannot provide it; empty if it can.
+        fixture: The fixture with variables of its command line; empty for none.
     """
 
     name: str
-    apply: Callable[[CommandLine], None]
+    apply: Callable[[CommandLine], None] = lambda _line: None
     missing: Callable[[], str] = str
+    fixture: str = ""
 
 
 def _shell_before(text: str, *arguments: str) -> tuple[str, ...]:
@@ -122,9 +124,14 @@ def _python_here(version: str, line: CommandLine) -> None:
 
 
 def _python_of_nodes(version: str, line: CommandLine) -> None:
-    config = line.folder / "user" / ".config" / "cloudjob" / "config.yaml"
+    write_config(line.folder, f"process:\n  python: {_python(version)}\n")
+
+
+def write_config(folder: Path, text: str) -> None:
+    """Write the user's configuration for a command line with this folder."""
+    config = folder / "user" / ".config" / "cloudjob" / "config.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
-    config.write_text(f"process:\n  python: {_python(version)}\n")
+    config.write_text(text)
 
 
 def _networks(text: str, line: CommandLine) -> None:
@@ -147,18 +154,6 @@ ip link set eth0 up
 ip link add virbr0 type bridge
 ip address add 192.168.122.1/24 dev virbr0
 ip link set virbr0 up"""
-
-
-def _tls_store(line: CommandLine) -> None:
-    """Keep everything in the bucket of ``CLOUDJOB_TEST_TLS_STORE``, with its authority."""
-    uri, _, authority = os.environ[_TLS_STORE].partition(",")
-    line.environ["CLOUDJOB_STORE"] = uri
-    line.environ["AWS_CA_BUNDLE"] = authority
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
-        line.environ[name] = os.environ.get(name, "")
-
-
-_TLS_STORE = "CLOUDJOB_TEST_TLS_STORE"
 
 
 # -- what each row needs --------------------------------------------------------------------------
@@ -201,10 +196,6 @@ def _no_compiler() -> str:
     return "" if shutil.which("cc") or shutil.which("gcc") else "no C compiler"
 
 
-def _no_tls_store() -> str:
-    return "" if os.environ.get(_TLS_STORE) else f"{_TLS_STORE}=URI,CA-FILE is not set"
-
-
 TABLE = (
     Surrounding("ordinary-user", _ordinary_user, lambda: _no_root() or python_of_user()[1]),
     Surrounding("hosts-127.0.1.1", _hosts_of_debian, partial(_no_namespace, "--mount", _BIND)),
@@ -238,7 +229,7 @@ TABLE = (
     Surrounding(
         "virtual-bridge", partial(_networks, _BRIDGE), partial(_no_namespace, "--net", _BRIDGE)
     ),
-    Surrounding("tls-store", _tls_store, _no_tls_store),
+    Surrounding("tls-store", fixture="tls_store"),
 )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 
 import cloudjob
+from cloudjob.cli.endings import warn_of_cut_logs
 from cloudjob.cli.follow import stream
 from cloudjob.cli.options import job_argument, number_list, whole_number
-from cloudjob.errors import UsageError
+from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model.text import counted
 
 TYPE_CHECKING = False
@@ -40,6 +42,10 @@ def _logs(options: argparse.Namespace) -> int:
         options.attempt,
     )
     stream(job, sys.stdout.buffer.fileno(), follow=options.follow, selection=selection)
+    if not options.stored and options.attempt is None:
+        # The log is shown, so a platform that does not answer now is no failure.
+        with suppress(CloudJobError):
+            warn_of_cut_logs(job.status())
     return 0
 
 

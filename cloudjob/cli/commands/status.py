@@ -17,7 +17,7 @@ from cloudjob.cli.tables import print_table
 from cloudjob.model import grid, summary
 from cloudjob.model.status import JobStatus
 from cloudjob.model.status import to_json as status_json
-from cloudjob.model.text import counted
+from cloudjob.model.text import counted, one_line
 from cloudjob.model.times import local, seconds_of
 
 TYPE_CHECKING = False
@@ -95,6 +95,7 @@ def print_status(
         ("state", verdict(status)),
         *(("" if index else "reason", line) for index, line in enumerate(why)),
         *(("" if index else "hang", line) for index, line in enumerate(hangs(status))),
+        *(("log", one_line(text)) for text in summary.cut_logs(status)),
         ("slow", status.slow.message if status.slow else ""),
         ("waits", summary.wait(status)),
         *more,

@@ -48,6 +48,9 @@ _UNREADABLE = {
     431: ("RequestHeaderSectionTooLarge", "The headers are too large."),
     501: ("NotImplemented", "The server does not support this."),
 }
+_NO_BUCKET = Refusal(404, "NoSuchBucket", "The specified bucket does not exist.")
+_NO_PARTS = Refusal(400, "MalformedXML", "The request names no part.")
+_INVALID_PART = Refusal(400, "InvalidPart", "A part that the request names was not uploaded.")
 _UNAVAILABLE = Refusal(503, "ServiceUnavailable", "The object store does not answer.")
 
 
@@ -125,9 +128,12 @@ class Proxy:
     ) -> None:
         """Send the request to the server, and its answer to the client."""
         try:
-            keys = self._object_keys if wanted.key else self._bucket_keys
-            sent = _signed(*await _with_body(request, wanted, signer), keys)
-            response = await self._client.send(sent, stream=True)
+            changed, content = await _with_body(request, wanted, signer)
+            response = await self._send(changed, content)
+            if refusal := await self._refusal(wanted, content, response.status_code):
+                await response.aclose()
+                await _error(request, refusal)(request.scope, request.receive, send)
+                return
         except httpx.TransportError:
             await _error(request, _UNAVAILABLE)(request.scope, request.receive, send)
             return
@@ -139,6 +145,30 @@ class Proxy:
             request.state.transport.abort()
         finally:
             await response.aclose()
+
+    async def _send(self, wanted: ObsRequest, content: Any) -> httpx.Response:
+        keys = self._object_keys if wanted.key else self._bucket_keys
+        return await self._client.send(_signed(wanted, content, keys), stream=True)
+
+    async def _refusal(self, wanted: ObsRequest, content: Any, status: int) -> Refusal | None:
+        """Return what OBS answers where SeaweedFS's answer means something else.
+
+        SeaweedFS denies to write to a missing bucket, as it would have to create it, and it does
+        not find an upload that has no parts yet.
+        """
+        if status == 403 and wanted.key and await self._status(wanted.looking("HEAD")) == 404:
+            return _NO_BUCKET
+        if status == 404 and wanted.names_parts:
+            upload = wanted.looking("GET", wanted.key)
+            if await self._status(upload) == 200:
+                is_empty = isinstance(content, bytes) and b"<Part>" not in content
+                return _NO_PARTS if is_empty else _INVALID_PART
+        return None
+
+    async def _status(self, wanted: ObsRequest) -> int:
+        response = await self._send(wanted, None)
+        await response.aclose()
+        return response.status_code
 
 
 async def _with_body(
@@ -170,7 +200,8 @@ async def _with_body(
     if "transfer-encoding" not in headers:
         headers.setdefault("content-length", "0")
     if not is_coded:
-        return _changed(wanted, headers), await _begun(body)
+        read_body = _small if wanted.names_parts else _begun
+        return _changed(wanted, headers), await read_body(body)
     sent, body = _without_chunks(wanted, headers, signer, body, size, trailer)
     return sent, await _begun(body)
 

@@ -99,6 +99,17 @@ class ObsRequest:
         return self.method == "POST" and not self.key
 
     @property
+    def names_parts(self) -> bool:
+        """Whether its body names the parts of an object."""
+        return self.method == "POST" and bool(self.key) and "uploadId" in dict(self.query)
+
+    def looking(self, method: str, key: str = "") -> ObsRequest:
+        """Return a request that only looks at the same bucket or upload."""
+        host = {"host": self.headers["host"]}
+        query = self.query if key else ()
+        return ObsRequest(method, self.bucket, key, query, host, sigv4.UNSIGNED, ())
+
+    @property
     def needs_space(self) -> bool:
         """Whether it needs disk space."""
         return self.method in ("PUT", "POST") and not self.names_many

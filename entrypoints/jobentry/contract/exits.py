@@ -90,6 +90,18 @@ class Outcome(NamedTuple):
         return self.cause in (Cause.NONE, Cause.USER, Cause.TIMEOUT, Cause.HANG)
 
 
+class CutLog(NamedTuple):
+    """The log of a node whose end could not be written.
+
+    Args:
+        reason: The error of the system.
+    """
+
+    node: int
+    missing_bytes: int
+    reason: str
+
+
 class ExitRecord(NamedTuple):
     """How a job ended, and when. Times are RFC 3339 UTC.
 
@@ -97,6 +109,7 @@ class ExitRecord(NamedTuple):
         phases: ``(node, name, started_at, ended_at)`` in order of their start.
         damaged_layers: The keys of the package's layers that are damaged in the store.
         hang: How the job hung when it ended; None if it did not.
+        cut_logs: The logs that end too early, which they cannot say themselves.
     """
 
     job: str
@@ -106,6 +119,7 @@ class ExitRecord(NamedTuple):
     phases: tuple[tuple[int, str, str, str], ...] = ()
     damaged_layers: tuple[str, ...] = ()
     hang: Hang | None = None
+    cut_logs: tuple[CutLog, ...] = ()
 
 
 def code_of_signal(signal: int) -> int:
@@ -150,6 +164,10 @@ def load(data: bytes) -> ExitRecord:
             ),
             damaged_layers=tuple(str(key) for key in value.get("damaged_layers", ())),
             hang=None if hang is None else hangs.from_values(hang),
+            cut_logs=tuple(
+                CutLog(whole(node), whole(missing_bytes), _text(reason))
+                for node, missing_bytes, reason in value.get("cut_logs", ())
+            ),
         )
     except MALFORMED as error:
         raise RecordError(f"reading an exit record: it is not valid: {error}") from error

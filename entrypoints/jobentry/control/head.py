@@ -6,10 +6,10 @@ Start reading at ``Head.run``; ``bring_up``, ``run`` and ``stop`` hold the three
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 
 from jobentry.contract import exits
-from jobentry.contract.exits import Cause, Failure, Outcome
+from jobentry.contract.exits import Cause, CutLog, Failure, Outcome
 from jobentry.contract.journal import Phase
 from jobentry.control import transport
 from jobentry.control.bring_up import bring_up
@@ -56,6 +56,7 @@ class Head:
         node, paths = setup.node, setup.paths
         # The phases of the workers, by the clock of this node.
         self.worker_phases: list[tuple[int, Phase]] = []
+        self._cut_logs: list[CutLog] = []
         self._node = node
         self._journal = setup.journal
         # These are called while the loop runs, and it runs when everything below is there.
@@ -102,6 +103,13 @@ class Head:
     def hang(self) -> Hang | None:
         """How the job hangs, or hung when it was ended; None if it does not."""
         return self._hangs.hang
+
+    @property
+    def cut_logs(self) -> tuple[CutLog, ...]:
+        """The logs of nodes that have ended whose last output could not be written."""
+        relay = self._loop.relay
+        here = CutLog(self._node.node, relay.missing_bytes, relay.reason)
+        return ((here,) if here.missing_bytes else ()) + tuple(self._cut_logs)
 
     @property
     def stopped_at(self) -> float | None:
@@ -168,7 +176,7 @@ class Head:
             "preflight-is": lambda **answer: self._checked(node, answer),
             "ranks-stand": lambda **rows: self._hangs.take_rows(node, rows),
             "ranks-share": lambda **rows: self._slow.take_rows(node, rows),
-            "left": lambda trouble, phases=(): self._worker_left(worker, phases),
+            "left": lambda trouble, **left: self._worker_left(worker, **left),
         }
         if kind in actions:
             actions[kind](**values)
@@ -181,8 +189,15 @@ class Head:
         if self._commands is not None:
             self._commands.answered(number, lines, code)
 
-    def _worker_left(self, worker: RemoteWorker, phases: Iterable[Sequence[Any]]) -> None:
-        """Note the phases of a worker by the clock of this node."""
+    def _worker_left(
+        self,
+        worker: RemoteWorker,
+        phases: Iterable[Sequence[Any]] = (),
+        log: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Note the phases of a worker by the clock of this node, and whether its log is whole."""
+        if log and log["missing_bytes"]:
+            self._cut_logs.append(CutLog(worker.index, **log))
         ahead_s = worker.clock_ahead_s
         for name, started_at, ended_at in phases:
             end = None if ended_at is None else ended_at - ahead_s

@@ -160,7 +160,9 @@ class Worker:
         message still on its way would be lost.
         """
         phases = [phase[:3] for phase in self._journal.phases]
-        self._send("left", trouble=problem, phases=phases)
+        relay = self._loop.relay
+        log = {"missing_bytes": relay.missing_bytes, "reason": relay.reason}
+        self._send("left", trouble=problem, phases=phases, log=log)
         deadline = time.monotonic() + (_LEAVE_S if self.stopped_at else float("inf"))
         while self._has_head and time.monotonic() < deadline:
             self._loop.step()

@@ -287,7 +287,7 @@ class LocalRanks:
         crash = self._crash(end) if end.code else None
         has_failed = end.code and not end.was_asked_to_end
         errors = self.device_errors() if has_failed else ""
-        why_killed = self._memory(end) + limits.of_cpu_time(end.signal) if has_failed else ""
+        why_killed = self._why_killed(end) if has_failed else ""
         context = why_killed + (errors and f"; {errors}")
         return Failure(
             node=node,
@@ -300,17 +300,17 @@ class LocalRanks:
             stack_lines=crash.stack_lines if crash else (),
         )
 
-    def _memory(self, end: End) -> str:
-        """Return what the kernel's counter says about the end of a rank, for its message."""
+    def _why_killed(self, end: End) -> str:
+        """Return what the kernel's counter and limits say about the end of a rank."""
         wrapper = self.wrappers.get(end.rank, 0)
         lately = self._memory_kills.lately(wrapper)
         is_kill = end.code == 128 + signal.SIGKILL
         if lately is Lately.KILLED or (lately is Lately.KILLED_ON_MACHINE and is_kill):
             use = describe(self._memory_kills.limit_text(wrapper), self._used_mib())
             return f"{'' if is_kill else _OTHER_KILL}{OUT_OF_MEMORY}{use}"
-        if end.signal != signal.SIGKILL:
-            return ""
-        return NOT_FOR_MEMORY if lately is Lately.NOTHING else MEMORY_GUESS
+        guess = NOT_FOR_MEMORY if lately is Lately.NOTHING else MEMORY_GUESS
+        is_sigkill = end.signal == signal.SIGKILL
+        return (guess if is_sigkill else "") + limits.of_cpu_time(end.signal)
 
     def _used_mib(self) -> dict[int, float]:
         """Return the memory of each rank: what it uses, or what it used when it was killed."""

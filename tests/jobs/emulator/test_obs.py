@@ -431,6 +431,36 @@ def test_the_vendors_client_works_with_a_temporary_key(api: Api, s3: Any, signat
     assert s3.get_object(Bucket="data", Key=name)["Body"].read() == b"text"
 
 
+def test_requests_that_cannot_succeed_have_the_codes_of_obs(s3: Any):
+    """SeaweedFS has others for parts that were never sent, and for a bucket that is missing."""
+    name, missing = {"Bucket": "data", "Key": new_name()}, {"Bucket": "no-such", "Key": "k"}
+    upload = {**name, "UploadId": s3.create_multipart_upload(**name)["UploadId"]}
+    parts = [{"PartNumber": 1, "ETag": '"' + 32 * "0" + '"'}]
+
+    def complete(listed: list[Any], **more: str) -> None:
+        s3.complete_multipart_upload(**{**upload, **more}, MultipartUpload={"Parts": listed})
+
+    refused = [
+        (lambda: complete([]), (400, "MalformedXML")),
+        (lambda: complete(parts), (400, "InvalidPart")),
+        (lambda: complete(parts, UploadId=upload["UploadId"] + "0"), (404, "NoSuchUpload")),
+        (lambda: s3.put_object(**missing, Body=b"x"), (404, "NoSuchBucket")),
+        (lambda: s3.create_multipart_upload(**missing), (404, "NoSuchBucket")),
+        (lambda: s3.get_object(**missing), (404, "NoSuchBucket")),
+        (lambda: s3.list_objects_v2(Bucket="no-such"), (404, "NoSuchBucket")),
+        (lambda: s3.delete_object(**missing), (404, "NoSuchBucket")),
+    ]
+    answers = []
+    for ask, _ in refused:
+        with pytest.raises(ClientError) as caught:
+            ask()
+        answer = caught.value.response
+        answers.append((answer["ResponseMetadata"]["HTTPStatusCode"], answer["Error"]["Code"]))
+    s3.abort_multipart_upload(**upload)
+
+    assert answers == [expected for _, expected in refused]
+
+
 def test_large_objects_pass_the_proxy_unchanged(s3: Any):
     data = os.urandom(20_000_000)
     key = new_name()

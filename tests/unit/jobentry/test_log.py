@@ -191,7 +191,7 @@ def test_a_log_goes_on_when_its_disk_has_space_again(stream: Stream, until: Call
     until(lambda: stream.text == b"[0] before\n")
     os.dup2(full, stream.descriptor)
     stream.append(0, b"lost\n")
-    until(lambda: stream.relay._missing_bytes > 0)
+    until(lambda: stream.relay.missing_bytes > 0)
     os.dup2(kept, stream.descriptor)
     stream.append(0, b"after\n")
     stream.relay.finish()

@@ -378,17 +378,27 @@ def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path: Path, clo
     assert done.returncode > 2
 
 
-def test_an_output_without_space_is_an_error_of_one_line(home: Path):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('exec "$@" > /dev/full', "no space left on device"),
+        ('truncate -s 1M log; ulimit -f 1000; exec "$@" >> log', "file too large"),
+    ],
+)
+def test_an_output_without_space_is_an_error_of_one_line(
+    home: Path, tmp_path: Path, text: str, why: str
+):
     done = subprocess.run(
-        ["sh", "-c", 'exec "$@" > /dev/full', "sh", sys.executable, "-m", "cloudjob.cli", "list"],
+        ["sh", "-c", text, "sh", sys.executable, "-m", "cloudjob.cli", "list"],
+        cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
         timeout=180,
     )
 
     assert done.returncode == 1
-    text = "error: writing a file or the output of this command: no space left on device"
-    assert done.stderr.splitlines()[0] == text
+    message = f"error: writing a file or the output of this command: {why}"
+    assert done.stderr.splitlines()[0] == message
     assert len(done.stderr.splitlines()) == 2
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from cloudjob.model.status import (
     Code,
+    CutLog,
     Failure,
     Hang,
     JobFailed,
@@ -53,6 +54,7 @@ FAILED = status_of(
         details=("ranks 0,2 wait for that",),
     ),
     wait=Wait(phase=WaitPhase.PULLING, since="2026-01-01T00:00:01.000Z", message="the image"),
+    cut_logs=(CutLog(1, 9, "File too large"),),
 )
 
 
@@ -94,6 +96,7 @@ def test_a_running_job_as_json():
         "attempt": None,
         "slow": None,
         "wait": None,
+        "cut_logs": [],
     }
 
 
@@ -103,6 +106,7 @@ def test_a_failed_job_as_json():
 
     assert json.loads(json.dumps(values)) == values
     assert (from_json(values).slow, from_json(values).wait) == (FAILED.slow, FAILED.wait)
+    assert from_json(values).cut_logs == FAILED.cut_logs
     assert values["failure"] == {
         "node": 1,
         "host": "node-1",

@@ -64,6 +64,7 @@ RECORDS = st.builds(
     phases=st.lists(st.tuples(NUMBERS, TEXT, TEXT, TEXT), max_size=3).map(tuple),
     damaged_layers=st.lists(TEXT, max_size=3).map(tuple),
     hang=st.none() | HANGS,
+    cut_logs=st.lists(st.builds(exits.CutLog, NUMBERS, NUMBERS, TEXT), max_size=3).map(tuple),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -81,6 +82,7 @@ KEYS = st.sampled_from(
         "phases",
         "damaged_layers",
         "hang",
+        "cut_logs",
         "node",
         "rank",
         "signal",
@@ -98,7 +100,8 @@ def test_what_is_dumped_is_loaded(record: ExitRecord):
 def test_a_record_is_readable_text():
     failure = Failure(0, "a", 1, None, 3, "m", ("x",))
     assert exits.dump(ExitRecord("j", Outcome(3, Cause.USER, failure))) == (
-        b'{\n "cause": "user",\n "damaged_layers": [],\n "ended_at": "",\n "exit_code": 3,\n'
+        b'{\n "cause": "user",\n "cut_logs": [],\n "damaged_layers": [],\n "ended_at": "",\n'
+        b' "exit_code": 3,\n'
         b' "failure": {\n'
         b'  "exit_code": 3,\n  "host": "a",\n  "last_lines": [\n   "x"\n  ],\n'
         b'  "message": "m",\n  "node": 0,\n  "rank": 1,\n  "signal": null,\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -203,9 +204,16 @@ def test_a_rank_that_uses_more_than_the_limit_is_reported(
         if status < 0
         else (End(0, status, 0, False, 0.0, f"exit {status}"))
     )
-    message = ranks.failure(end, 0, "a").message
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (90_000, hard))
+    try:
+        message = ranks.failure(end, 0, "a").message
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
     assert message.startswith(start)
+    # The limit of CPU time may be the reason only if memory certainly was not.
+    assert ("ulimit -t" in message) == ("not by the kernel" in start)
     if text == GROW:
         used_mib = float(message.rpartition("rank 0: ")[2].split()[0])
         assert LIMIT_MIB / 2 < used_mib < LIMIT_MIB * 1.5
