@@ -40,7 +40,8 @@ def need_access(access: JobAccess) -> None:
     """
     job = access.record.job
     problem = ""
-    if CLOUDJOB_SIGNED_URIS not in (access.submission().get("access") or {}):
+    sent = access.submission().get("access")
+    if not isinstance(sent, dict) or CLOUDJOB_SIGNED_URIS not in sent:
         problem = "an older version of cloudjob submitted it, so it does not look for requests"
     elif time.time() > seconds_of(access.record.created_at) + SIGNED_S:
         problem = "it looks for requests only in the first 7 days after its submit"

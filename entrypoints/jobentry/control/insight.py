@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from functools import partial
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 from jobentry import objects
 from jobentry.contract import profiles, stacks
@@ -202,23 +202,8 @@ class InsightRequests:
                 self._begin(options, partial(_send, stream))
 
     def _watch_store(self, request_uri: str, answer_uri: str) -> None:
-        """Begin what the request in the store asks for, whenever it changes.
-
-        Whoever may write there chooses the request: only one for stacks is accepted.
-        """
-        last = b""
-        for _ in range(int(requests.SIGNED_S / requests.LOOK_S)):
-            time.sleep(requests.LOOK_S)
-            try:
-                line = objects.peek(request_uri, requests.REQUEST_LIMIT_BYTES)
-            except ObjectError:
-                # Usually there is none, or the store does not answer: the next look may succeed.
-                continue
-            options = _options(line) if line != last else None
-            last = line
-            if options and options["kind"] == requests.STACKS:
-                reply = partial(_store, answer_uri, line)
-                self._loop.post(partial(self._begin, options, reply))
+        for line, options in stored_requests(request_uri):
+            self._loop.post(partial(self._begin, options, partial(_store, answer_uri, line)))
 
     def _begin(self, options: dict[str, Any], reply: _Reply) -> None:
         """Ask all nodes what was requested."""
@@ -239,6 +224,27 @@ class InsightRequests:
         """Answer a request with what has arrived."""
         request, reply = self._pending.pop(number)
         _start(partial(reply, request.result()))
+
+
+def stored_requests(
+    uri: str, pause: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each new request at this URI, with its options.
+
+    Whoever may write there chooses the request: only one for stacks is accepted.
+    """
+    last = b""
+    for _ in range(int(requests.SIGNED_S / requests.LOOK_S)):
+        pause(requests.LOOK_S)
+        try:
+            line = objects.peek(uri, requests.REQUEST_LIMIT_BYTES)
+        except ObjectError:
+            # Usually there is none, or the store does not answer: the next look may succeed.
+            continue
+        options = _options(line) if line != last else None
+        last = line
+        if options and options["kind"] == requests.STACKS:
+            yield line, options
 
 
 def _send(waiting: socket.socket, result: bytes) -> None:
