@@ -108,7 +108,7 @@ class Prepared(NamedTuple):
 
     def with_package(self, package: CodePackage, layers: tuple[Layer, ...]) -> Prepared:
         """Return the job with another package, or with fresh keys of its store."""
-        submission = _submission(self.spec, self.paths, package, layers, self.target.store)
+        submission = _submission(self.spec, self.paths, package, layers, self.target)
         request = self.target.backend.build(submission)
         return self._replace(package=package, layers=layers, submission=submission, request=request)
 
@@ -123,7 +123,7 @@ def prepare(
         CloudJobError: The platform cannot run it as it is described.
     """
     paths, package = JobPaths(job), decision.package
-    submission = _submission(decision.spec, paths, package, package.layers, target.store)
+    submission = _submission(decision.spec, paths, package, package.layers, target)
     request = target.backend.build(submission)
     return Prepared(paths, package, package.layers, target, scratch, submission, request, member)
 
@@ -208,9 +208,10 @@ def _submission(
     paths: JobPaths,
     package: CodePackage,
     layers: tuple[Layer, ...],
-    store: ObjectStore,
+    target: Target,
 ) -> Submission:
     """Return a job ready to send to its platform, with the package in its store."""
+    store = target.store
     submission = submission_of(
         spec,
         paths.job,
@@ -227,13 +228,20 @@ def _submission(
     uris = (submission.code.uri, *spec.inputs.values(), *spec.outputs.values())
     is_local = all(uri.startswith("file:") for uri in uris if uri)
     trusted = {} if is_local else certificates.access(certificates.bundle(os.environ))
-    return submission._replace(access={**trusted, **_access(spec, paths, store, layers)})
+    return submission._replace(access={**trusted, **_access(spec, paths, target, layers)})
 
 
 def _access(
-    spec: JobSpec, paths: JobPaths, store: ObjectStore, layers: tuple[Layer, ...]
+    spec: JobSpec, paths: JobPaths, target: Target, layers: tuple[Layer, ...]
 ) -> dict[str, str]:
     """Return keys of the store, or signed URLs of the objects that the job reads and writes."""
+    store = target.store
+    if target.backend.copies_files and isinstance(store, Signer):
+        # No command reaches the nodes of such a platform: its head looks for requests in the store.
+        from jobentry.system.requests import SIGNED_S
+
+        operations = [("GET", paths.request), ("PUT", paths.answer)]
+        return {**store.access(), **_signed(store, operations, SIGNED_S)}
     hours = spec.section(spec.backend).get("presigned_h")
     if not (isinstance(hours, (int, float)) and hours and isinstance(store, Signer)):
         return store.access()
@@ -245,6 +253,10 @@ def _access(
     ]
     operations += [("GET", layer.key) for layer in layers]
     operations += [("PUT", damage_key(layer.key)) for layer in layers]
+    return _signed(store, operations, limit_s)
+
+
+def _signed(store: Any, operations: list[tuple[str, str]], limit_s: int) -> dict[str, str]:
     signed = {store.uri(key): store.sign(method, key, limit_s) for method, key in operations}
     return {names.CLOUDJOB_SIGNED_URIS: json.dumps(signed)}
 

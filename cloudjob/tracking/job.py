@@ -573,12 +573,21 @@ class Job:
 
         self._need_running_rank(f"reading the stacks of {self.id}", rank)
         return stacks.read(
-            self._backend,
-            self.handle,
-            rank,
-            with_threads=with_threads,
-            with_native=with_native,
+            self._ask, self.handle, rank, with_threads=with_threads, with_native=with_native
         )
+
+    @property
+    def is_asked_through_store(self) -> bool:
+        """Whether a question to its nodes travels through its store, which takes half a minute."""
+        return self._backend.copies_files
+
+    def _ask(self, question: bytes) -> bytes:
+        if not self.is_asked_through_store:
+            return self._backend.ask(self.handle, question)
+        from cloudjob.tracking import store_requests
+
+        store_requests.need_access(self._access)
+        return store_requests.ask(self._access.store, self.id, question)
 
     def profile(self, rank: int = 0, *, seconds: float = 30.0) -> JobProfile:
         """Look at the main thread of a rank 50 times a second, and return where it spends its time.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cloudjob.errors import BackendError
 from jobentry.contract.lists import ranges
@@ -19,9 +18,6 @@ from jobentry.contract.stacks import (
 )
 from jobentry.contract.waits import OF_RANKS, cause_of
 from jobentry.system.requests import STACKS, request
-
-if TYPE_CHECKING:
-    from cloudjob.backends.base import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,7 @@ class JobStacks:
 
 
 def read(
-    backend: Backend[object],
+    ask: Callable[[bytes], bytes],
     handle: str,
     rank: int | None,
     *,
@@ -122,13 +118,13 @@ def read(
     """Return the stacks of a running job.
 
     Args:
+        ask: Returns the answer of its head to a request.
         rank: Only those of this rank.
 
     Raises:
         BackendError: The nodes cannot be asked, or do not answer.
     """
-    question = request(STACKS, with_threads=with_threads, with_native=with_native)
-    answer = backend.ask(handle, question)
+    answer = ask(request(STACKS, with_threads=with_threads, with_native=with_native))
     try:
         stacks = load(answer)
     except StacksError as error:

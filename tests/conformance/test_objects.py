@@ -579,6 +579,7 @@ def test_an_object_is_reached_by_its_presigned_url(
     objects.fetch(uri, str(tmp_path / "out"))
 
     assert objects.read(uri) == (tmp_path / "out").read_bytes() == data
+    assert objects.peek(uri, 10) == data[:10]
     with pytest.raises(ObjectError, match="403"):
         objects.write(b"no", uri)
     objects.write(b"record", signed("PUT", "exit.json"))

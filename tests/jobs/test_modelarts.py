@@ -272,6 +272,45 @@ def test_cancel_ends_the_job_and_deletes_its_secrets(emulated_cloud: Any, emulat
     assert "sent SIGTERM" in status["failure"]["message"], status
 
 
+@pytest.mark.long
+def test_stacks_are_asked_for_through_the_store(emulated_cloud: Any):
+    """No command reaches the nodes, and they have no keys of the store."""
+    script = emulated_cloud.script(
+        """
+        assert "CLOUDJOB_SIGNED_URIS" not in os.environ
+        from mpi4py import MPI
+        def load(path):
+            with open(path) as file:
+                return file.read()
+        def step():
+            if rank == 1:
+                os.mkfifo(f"{results}/pipe")
+                load(f"{results}/pipe")
+            MPI.COMM_WORLD.Barrier()
+        write_result(f"up-{rank}")
+        step()
+        """
+    )
+    job = detach(emulated_cloud, "--nodes", "2", script)
+    emulated_cloud.await_results("up-0", "up-1")
+
+    done = emulated_cloud.cli("stacks", "--json", job, limit_s=300)
+
+    assert done.code == 0, done
+    answer = json.loads(done.out)
+    frames = [(group["ranks"], group["frames"]) for group in answer["groups"]]
+    assert [(ranks, frame[0]["function"]) for ranks, frame in frames] == [
+        ([1], "load"),
+        ([0], "step"),
+    ]
+    assert frames[0][1][0]["source"] == "with open(path) as file:"
+    assert (answer["waiting_ranks"], answer["odd_ranks"]) == ([0], [1])
+    assert not objects(emulated_cloud, f"{job}/") & {"request.json", "answer.json"}
+    done = emulated_cloud.cli("profile", job)
+    assert (done.code, b"its backend cannot reach them" in done.err) == (2, True), done
+    emulated_cloud.cli("cancel", "--now", job, limit_s=300)
+
+
 def detach(emulated_cloud: Any, *arguments: str, **more: Any) -> str:
     """Submit with --detach, and return the job's id."""
     done = submit(emulated_cloud, "--detach", *arguments, **more)

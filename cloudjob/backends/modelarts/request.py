@@ -274,16 +274,12 @@ def _variables(submission: Submission) -> tuple[dict[str, str], dict[str, str]]:
     for name, value in {**node_env, **spec.env}.items():
         is_accepted = len(visible) < MAX_VARIABLES and _is_accepted(name, value)
         (visible if is_accepted else delivered)[name] = value
-    delivered.update(spec.secrets)
-    if any(uri.startswith("s3://") for uri in spec.inputs.values()):
-        # The platform cannot copy such an input, so the entry fetches it.
-        delivered.update(submission.access)
-    elif names.CLOUDJOB_CA_CERTIFICATES in submission.access:
-        # For inputs of a web server; the platform itself copies all others.
-        delivered[names.CLOUDJOB_CA_CERTIFICATES] = submission.access[
-            names.CLOUDJOB_CA_CERTIFICATES
-        ]
-    return visible, delivered
+    # The platform cannot copy an input from S3, so the entry fetches it.
+    needs_keys = any(uri.startswith("s3://") for uri in spec.inputs.values())
+    # For requests in the store, and for inputs of a web server.
+    others = (names.CLOUDJOB_SIGNED_URIS, names.CLOUDJOB_CA_CERTIFICATES)
+    access = {k: v for k, v in submission.access.items() if needs_keys or k in others}
+    return visible, {**delivered, **spec.secrets, **access}
 
 
 def _is_accepted(name: str, value: str) -> bool:

@@ -38,6 +38,8 @@ def add_stacks(parser: argparse.ArgumentParser) -> None:
 
 def _stacks(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
+    if job.is_asked_through_store:
+        print_message("asking through the store of the job: an answer takes 10 to 30 seconds")
     answer = job.stacks(options.rank, with_threads=options.threads, with_native=options.native)
     if options.json:
         print_json(_plain(answer))

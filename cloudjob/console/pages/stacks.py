@@ -42,6 +42,8 @@ class _Stacks:
     async def read(self) -> None:
         """Read the stacks, and show them; the ranks do not notice it."""
         self._again.disable()
+        if self._job.is_asked_through_store:
+            self._note.text = "Asking through the store of the job, which takes 10 to 30 seconds …"
         try:
             answer = await in_thread(
                 self._job.stacks,

@@ -67,6 +67,16 @@ class JobPaths(NamedTuple):
         return f"{self.records}{journal_name(node)}"
 
     @property
+    def request(self) -> str:
+        """A request for stacks, on platforms where no command reaches a node."""
+        return self.job + "/request.json"
+
+    @property
+    def answer(self) -> str:
+        """The answer to the request."""
+        return self.job + "/answer.json"
+
+    @property
     def outputs(self) -> str:
         """The folder of the ranks' outputs."""
         return self.job + "/outputs"

@@ -1,5 +1,7 @@
 """Requests about a running job, for stacks or a profile of its ranks: the head asks every node.
 
+They arrive at its socket or, for stacks alone, as an object in the job's store.
+
 Reading may block, for example if a file system does not answer, so it happens in threads.
 """
 
@@ -12,16 +14,21 @@ import socket
 import threading
 import time
 from functools import partial
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
+from jobentry import objects
 from jobentry.contract import profiles, stacks
+from jobentry.contract.paths import JobPaths
 from jobentry.contract.profiles import Profile
 from jobentry.contract.stacks import ProcessStacks, Stacks
 from jobentry.control.loop import Lines, NodeLoop, NodeSetup
 from jobentry.control.peers import WorkerPool
 from jobentry.log import log_message
+from jobentry.objects import ObjectError
 from jobentry.system import requests
 
+# Sends the result of a request; called in a thread.
+_Reply = Callable[[bytes], None]
 # A worker's answer must fit into one message; a longer one is sent without its last processes.
 _ANSWER_LIMIT_BYTES = 8 << 20
 _MOST_REQUESTS = 8
@@ -135,8 +142,12 @@ class InsightRequests:
         self._pool = pool
         self._number = 0
         self._streams: set[socket.socket] = set()
-        # Each request that is not answered yet, with the stream that waits for its result.
-        self._pending: dict[int, tuple[_StacksRequest | _ProfileRequest, socket.socket]] = {}
+        # Each request that is not answered yet, with what sends its result.
+        self._pending: dict[int, tuple[_StacksRequest | _ProfileRequest, _Reply]] = {}
+        job = JobPaths(setup.node.job)
+        request_uri, answer_uri = map(objects.signed_uri, (job.request, job.answer))
+        if request_uri and answer_uri:
+            _start(partial(self._watch_store, request_uri, answer_uri))
         try:
             self._server = requests.listen(setup.paths.node_dir)
         except OSError as error:
@@ -184,15 +195,18 @@ class InsightRequests:
         if not data:
             stream.close()
         elif complete:
-            self._begin(stream, complete[0])
+            options = _options(complete[0])
+            if options is None:
+                stream.close()
+            else:
+                self._begin(options, partial(_send, stream))
 
-    def _begin(self, stream: socket.socket, line: bytes) -> None:
-        """Ask all nodes what the line requests."""
-        try:
-            options = _options(json.loads(line))
-        except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
-            stream.close()
-            return
+    def _watch_store(self, request_uri: str, answer_uri: str) -> None:
+        for line, options in stored_requests(request_uri):
+            self._loop.post(partial(self._begin, options, partial(_store, answer_uri, line)))
+
+    def _begin(self, options: dict[str, Any], reply: _Reply) -> None:
+        """Ask all nodes what was requested."""
         present = [worker for worker in self._pool.workers if not worker.is_absent]
         missing = {0, *(worker.index for worker in present)}
         request: _StacksRequest | _ProfileRequest = _StacksRequest(missing)
@@ -200,7 +214,7 @@ class InsightRequests:
             request = _ProfileRequest(missing, options["rank"])
         self._number += 1
         number = self._number
-        self._pending[number] = request, stream
+        self._pending[number] = request, reply
         for worker in present:
             worker.send("question", number=number, request=options)
         self._loop.schedule(_timer(number), requests.ANSWER_S, lambda: self._send_result(number))
@@ -208,24 +222,53 @@ class InsightRequests:
 
     def _send_result(self, number: int) -> None:
         """Answer a request with what has arrived."""
-        request, waiting = self._pending.pop(number)
-        result = request.result()
-
-        def send() -> None:
-            with contextlib.suppress(OSError), waiting as stream:
-                stream.settimeout(requests.ANSWER_S)
-                stream.sendall(result + b"\n")
-
-        _start(send)
+        request, reply = self._pending.pop(number)
+        _start(partial(reply, request.result()))
 
 
-def _options(request: Any) -> dict[str, Any]:
-    """Return the checked options of a request.
+def stored_requests(
+    uri: str, pause: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each new request at this URI, with its options.
 
-    Raises:
-        KeyError: Its kind, or an option, is missing; ``TypeError`` or ``ValueError`` if one is
-            malformed.
+    Whoever may write there chooses the request: only one for stacks is accepted.
     """
+    last = b""
+    for _ in range(int(requests.SIGNED_S / requests.LOOK_S)):
+        pause(requests.LOOK_S)
+        try:
+            line = objects.peek(uri, requests.REQUEST_LIMIT_BYTES)
+        except ObjectError:
+            # Usually there is none, or the store does not answer: the next look may succeed.
+            continue
+        options = _options(line) if line != last else None
+        last = line
+        if options and options["kind"] == requests.STACKS:
+            yield line, options
+
+
+def _send(waiting: socket.socket, result: bytes) -> None:
+    with contextlib.suppress(OSError), waiting as stream:
+        stream.settimeout(requests.ANSWER_S)
+        stream.sendall(result + b"\n")
+
+
+def _store(uri: str, request: bytes, result: bytes) -> None:
+    try:
+        objects.write(requests.stored_answer(request, result), uri)
+    except ObjectError as error:
+        log_message(f"answering a request for stacks: {error}")
+
+
+def _options(line: bytes) -> dict[str, Any] | None:
+    """Return the checked options of a request; None if it is malformed."""
+    try:
+        return _checked(json.loads(line))
+    except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
+        return None
+
+
+def _checked(request: Any) -> dict[str, Any]:
     kind = request["kind"]
     if kind == requests.STACKS:
         names = ("with_threads", "with_native")

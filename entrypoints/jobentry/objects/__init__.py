@@ -50,6 +50,17 @@ def read(uri: str) -> bytes:
     return data
 
 
+def signed_uri(key: str) -> str:
+    """Return the URI of the object whose key this is, if it has a signed URL; else an empty one."""
+    return next((uri for uri in _signed_addresses() if uri.endswith("/" + key)), "")
+
+
+def peek(uri: str, limit_bytes: int) -> bytes:
+    """Return the first bytes of an object on a server, or fail within seconds."""
+    data: bytes = _object(uri).peek(limit_bytes)
+    return data
+
+
 def stat(uri: str) -> Entry:
     """Return the metadata of one object; raise ``ObjectMissing`` if it does not exist."""
     entry: Entry = _object(uri).stat()

@@ -42,6 +42,8 @@ Write = Callable[[bytes, int], None]
 _FIRST_BYTES = 2 * CHUNK_BYTES
 _RANGE_BYTES = 8 * CHUNK_BYTES
 _THREADS = 4
+# How long a look at a small object is retried: not long enough for a message.
+_PEEK_S = 4.0
 # How often an object that changed or arrived damaged is fetched.
 _ROUNDS = 3
 
@@ -168,6 +170,11 @@ class RemoteObject(abc.ABC):
             return data
 
         return _until_intact(lambda: self.request(Call("reading"), take))
+
+    def peek(self, limit_bytes: int) -> bytes:
+        """Return the object's first bytes; a server that does not answer is soon given up."""
+        call = Call("looking at", headers=(_range(0, limit_bytes),))
+        return self.request(call, lambda response: response.read(limit_bytes), _PEEK_S)
 
     def stat(self) -> Entry:
         """Return the metadata of the object, with a GET, as some keys allow nothing else."""

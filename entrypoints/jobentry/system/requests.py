@@ -1,11 +1,13 @@
 """Requests to a running job: a socket in the folder of its head, and one line of JSON each way.
 
-Only the job's own user can connect.
+Only the job's own user can connect. On platforms where no command reaches a node, request and
+answer are objects in the job's store: the answer starts with the digest of its request.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -15,10 +17,13 @@ STACKS, PROFILE = "stacks", "profile"
 _SOCKET = "requests"
 # The longest request, and the longest answer.
 REQUEST_LIMIT_BYTES = 4096
-_ANSWER_LIMIT_BYTES = 64 << 20
+ANSWER_LIMIT_BYTES = 64 << 20
 # Seconds that the head waits for its workers.
 ANSWER_S = 10.0
 _PATIENCE_S = 2 * ANSWER_S
+# Seconds between two looks of a head at its store, and how long it may look: no URL of S3 is valid
+# for longer.
+LOOK_S, SIGNED_S = 15.0, 7 * 86400
 _PIECE_BYTES = 1 << 16
 
 
@@ -72,6 +77,21 @@ def request(kind: str, **values: Any) -> bytes:
     return json.dumps({"kind": kind, **values}).encode("ascii")
 
 
+def stored_answer(request: bytes, answer: bytes) -> bytes:
+    """Return the object with the answer to a request in a store."""
+    return _digest(request) + b"\n" + answer
+
+
+def answer_to(request: bytes, stored: bytes) -> bytes:
+    """Return the answer in an object; empty if it is the answer to another request."""
+    digest, _, answer = stored.partition(b"\n")
+    return answer if digest == _digest(request) else b""
+
+
+def _digest(request: bytes) -> bytes:
+    return hashlib.sha256(request).hexdigest().encode("ascii")
+
+
 def _line(stream: socket.socket) -> bytes:
     received = bytearray()
     while not received.endswith(b"\n"):
@@ -79,8 +99,8 @@ def _line(stream: socket.socket) -> bytes:
         if not piece:
             raise RequestError("its head ended while it answered")
         received += piece
-        if len(received) > _ANSWER_LIMIT_BYTES:
-            raise RequestError("its answer is longer than %d bytes" % _ANSWER_LIMIT_BYTES)
+        if len(received) > ANSWER_LIMIT_BYTES:
+            raise RequestError("its answer is longer than %d bytes" % ANSWER_LIMIT_BYTES)
     return bytes(received[:-1])
 
 

@@ -71,7 +71,7 @@ def test_a_head_that_ends_in_the_middle_is_an_error(tmp_path: Path, answer: byte
 
 
 def test_an_endless_answer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "_ANSWER_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(requests, "ANSWER_LIMIT_BYTES", 1000)
     thread = _answer(str(tmp_path), b"x" * 5000)
 
     with pytest.raises(requests.RequestError, match="longer than 1000 bytes"):
