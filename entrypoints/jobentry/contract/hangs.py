@@ -78,7 +78,8 @@ class Standing(NamedTuple):
 
     Args:
         does: What it does, in words.
-        place: The innermost call in the job's own code; its file is empty after its script.
+        place: The innermost call in the job's own code. Its file is empty after its script; its
+            line is 0 in a program without Python.
         operation: The call in which it waits for others; empty if it does not.
         still_s: How long it has been there.
         longest_s: The longest that a rank of this node has been there, and left again.
@@ -370,4 +371,5 @@ def _located(group: Group) -> str:
         return f"in {group.operation or 'C code'} after its script"
     function = group.place.function
     call = group.operation or ("" if function == _MODULE else f"{function}()")
-    return f"{f'in {call} ' if call else ''}at {group.place.file}:{group.place.line}"
+    line = f":{group.place.line}" if group.place.line else ""
+    return f"{f'in {call} ' if call else ''}at {group.place.file}{line}"

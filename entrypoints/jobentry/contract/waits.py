@@ -183,11 +183,11 @@ def _polling_cause(thread: ThreadStack) -> Cause | None:
 
 def _native_cause(thread: ThreadStack) -> Cause | None:
     """Return what the innermost native call that is known to wait waits for."""
-    name, wait = _native_wait(thread)
+    name, wait = native_wait(thread)
     return Cause(wait, f"{_WORDS[wait]} ({name})") if name else None
 
 
-def _native_wait(thread: ThreadStack) -> tuple[str, Wait]:
+def native_wait(thread: ThreadStack) -> tuple[str, Wait]:
     """Return the innermost native call that is known to wait; its name is empty if there is none.
 
     Those below it may have returned.
@@ -229,7 +229,7 @@ def operation(frames: Sequence[Frame]) -> str:
 
 def operation_of(thread: ThreadStack) -> str:
     """Return the call in which a rank waits for others, also if only its native calls tell."""
-    name, _ = _native_wait(thread)
+    name, _ = native_wait(thread)
     match = _MPI_OPERATION.fullmatch(name)
     of_native = _plain(match[1]) if match else _NATIVE_OPERATIONS.get(name, "")
     return operation(thread.frames) or of_native

@@ -27,6 +27,7 @@ from jobentry.contract.waits import (
     Wait,
     cause_of,
     is_own,
+    native_wait,
     of_child,
     operation,
     operation_of,
@@ -42,6 +43,7 @@ from jobentry.node.shares import RankShares, Sources
 from jobentry.node.stall_reports import StallReports
 from jobentry.stacks.memory import UnreadableError
 from jobentry.stacks.native_calls import NativeStacks
+from jobentry.stacks.native_thread import NativeThread
 from jobentry.stacks.python_stacks import Look, MainThread
 from jobentry.system import linux
 
@@ -72,6 +74,11 @@ _BUSY_PERCENT, _BUSY_BYTES_S, _BUSY_WAKES_S = 5, 100_000.0, 0.5
 _COMPUTES_AT_POWER, _COMPUTES_AT_PERCENT = 40, 5
 # The library of ranks that wait for a device is asked at this interval.
 _COLLECTIVES_S = 30.0
+# How often it is read again in which call a program without Python waits for others: one that has
+# returned looks the same until its part of the stack is used again.
+_NAMED_AGAIN_S = 60.0
+# What such a program waits for if it hangs; a server or the end of another program is no hang.
+_NATIVE_WAITS = frozenset((Wait.FILE, Wait.KERNEL, Wait.LOCK, Wait.OTHER, Wait.SLEEP, Wait.STOPPED))
 # A process that cannot be read so often in a row is opened again: it may run another program.
 _MOST_FAILURES = 10
 # Pauses before the next attempt to read a process that cannot be read.
@@ -108,6 +115,7 @@ class _Rank:
         target: The main thread that matters: of its program, or of the one that this waits for.
         failures: How often in a row that could not be read.
         since_s: Since when it is at this place, by the clock of the looks.
+        named_at_s: When its calls got their names, by the same clock.
         stack: Its calls with names, once it has been there for long.
         stalls: What its log says about a stall since then.
         child: The process that counts because the program waits for it, in words; else empty.
@@ -118,7 +126,7 @@ class _Rank:
 
     def __init__(self, sources: Sources) -> None:
         self.shares = RankShares(sources)
-        self.target: MainThread | None = None
+        self.target: MainThread | NativeThread | None = None
         self.child = ""
         self.program = self.failures = self.carried = 0
         self.last = _NOTHING
@@ -127,7 +135,7 @@ class _Rank:
         self.restart(0.0)
 
     def restart(self, now_s: float) -> None:
-        self.since_s = now_s
+        self.since_s = self.named_at_s = now_s
         self.stack: ThreadStack | None = None
         self.stalls: StallReports | None = None
         self.loader = ""
@@ -272,9 +280,10 @@ class StandingRanks:
         if rank.program != state.program:
             rank.forget()
             rank.program, rank.retry_at_s, rank.retry_s = state.program, 0.0, 0.0
-        if rank.target is None and not self._open(rank, now_s):
+        if not isinstance(rank.target, MainThread):
+            self._open(rank, now_s)
+        if rank.target is None:
             return
-        assert rank.target is not None
         try:
             look = rank.target.look()
         except UnreadableError:
@@ -288,7 +297,8 @@ class StandingRanks:
         has_moved = _has_moved(rank.target, look, rank.last)
         if has_moved:
             self._moved(rank, look, now_s)
-        rank.shares.note(rank.target, look, has_moved=has_moved)
+        if isinstance(rank.target, MainThread):
+            rank.shares.note(rank.target, look, has_moved=has_moved)
 
     def _moved(self, rank: _Rank, look: Look, now_s: float) -> None:
         if rank.stack is not None:
@@ -299,21 +309,27 @@ class StandingRanks:
         rank.last = look
         rank.restart(now_s)
 
-    def _open(self, rank: _Rank, now_s: float) -> bool:
-        """Start to read a rank's program, or the program that a shell has started for it."""
+    def _open(self, rank: _Rank, now_s: float) -> None:
+        """Start to read a rank's program, or the program that a shell has started for it.
+
+        One without Python may be followed by another one.
+        """
         if now_s < rank.retry_at_s:
-            return False
-        process = rank.program
-        while process:
-            target = _opened(process)
-            if target is not None:
-                rank.target, rank.last = target, _NOTHING
-                rank.restart(now_s)
-                return True
+            return
+        last = process = rank.program
+        target: MainThread | NativeThread | None = None
+        while process and target is None:
+            target, last = _opened(process), process
             process = _only(self._children(process))
-        rank.retry_s = min(_MOST_RETRY_S, max(_RETRY_S, 2 * rank.retry_s))
-        rank.retry_at_s = now_s + self._scaled(rank.retry_s)
-        return False
+        if target is None:
+            rank.retry_s = min(_MOST_RETRY_S, max(_RETRY_S, 2 * rank.retry_s))
+            rank.retry_at_s = now_s + self._scaled(rank.retry_s)
+        if target is None and (rank.target is None or rank.target.process != last):
+            target = _opened_natively(last)
+        if target is not None:
+            rank.forget()
+            rank.target = target
+            rank.restart(now_s)
 
     def _children(self, process: int) -> list[int]:
         """Return the programs that a process of a rank has started."""
@@ -366,7 +382,9 @@ class StandingRanks:
                 )
                 self._note_usage(rank, processes, now_s)
         for number, rank in old.items():
-            if rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
+            if isinstance(rank.target, NativeThread):
+                self._name_natively(number, rank, now_s)
+            elif rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
                 self._name(number, rank, now_s)
         linecache.clearcache()
         if not old:
@@ -387,9 +405,30 @@ class StandingRanks:
         while len(rank.usage) > 1 and now_s - rank.usage[1].at_s >= self._scaled(_WINDOW_S):
             rank.usage.popleft()
 
+    def _name_natively(self, number: int, rank: _Rank, now_s: float) -> None:
+        """Read the calls of a program without Python with their names, from time to time."""
+        assert isinstance(rank.target, NativeThread)
+        period_s = _NAMED_AGAIN_S if rank.stack else _NAMED_S
+        if now_s - rank.named_at_s < self._scaled(period_s):
+            return
+        process, before = rank.target.process, rank.stack
+        rank.named_at_s = now_s
+        try:
+            calls = self._native.placed_calls(process, process, may_stop=True)
+            thread, address = _native_thread(process, calls)
+            rank.target.hold(address)
+            rank.last = rank.target.look()
+        except UnreadableError:
+            self._moved(rank, _NOTHING, now_s)
+            return
+        if before is not None and native_wait(before) != native_wait(thread):
+            self._moved(rank, rank.last, now_s)
+        else:
+            rank.stack, rank.stalls = thread, StallReports(self._paths.rank_log(number), thread)
+
     def _name(self, number: int, rank: _Rank, now_s: float) -> None:
         """Read the calls of a rank with their names; go to the program that it waits for."""
-        assert rank.target is not None
+        assert isinstance(rank.target, MainThread)
         stacks = stacks_of(rank.target.process, with_threads=False)
         thread = next(iter(stacks[0]), None) if stacks else None
         if thread is None or thread.thread != rank.target.process:
@@ -447,7 +486,7 @@ class StandingRanks:
         if old != self._reported or is_due:
             self._reported, self._reported_at_s = old, now_s
             standing = [self._standing(number, self._states[number], now_s) for number in old]
-            self._on.standing(self._compared(standing, now_s))
+            self._on.standing(self._compared(list(filter(_counts, standing)), now_s))
 
     def _compared(self, standing: list[Standing], now_s: float) -> list[Standing]:
         """Add what the devices of this node do, and what ranks have launched on them."""
@@ -521,8 +560,49 @@ def _opened(process: int) -> MainThread | None:
     return None
 
 
-def _has_moved(target: MainThread, look: Look, last: Look) -> bool:
+def _opened_natively(process: int) -> NativeThread | None:
+    """Return the main thread of a process without Python; None if it cannot be read."""
+    if _program(process).startswith(("python", "pypy")):
+        return None
+    with contextlib.suppress(UnreadableError):
+        return NativeThread(process)
+    return None
+
+
+def _native_thread(
+    process: int, calls: Sequence[tuple[NativeCall, int]]
+) -> tuple[ThreadStack, int]:
+    """Return the stack of a program without Python, and where the call returns in which it waits.
+
+    Its only frame is the function of the program that it is in, or in which it waits for others.
+
+    Args:
+        calls: The calls of its main thread, and where its stack has their addresses.
+    """
+    state, waits_in = state_of(process, process)
+    native = tuple(call for call, _ in calls)
+    thread = ThreadStack(process, state, waits_in, False, (), native=native)
+    waits_for, _ = native_wait(thread)
+    start = [call.function for call in native].index(waits_for) if waits_for else 0
+    callers = [address for call, address in calls[start:] if call.library != native[start].library]
+    program = _program(process)
+    own = [call.function for call in native[start:] if call.library == program]
+    function = waits_for or next(iter(own), "")
+    frame = Frame(program, 0, function)
+    return thread._replace(frames=(frame,)), callers[0] if waits_for and callers else 0
+
+
+def _counts(standing: Standing) -> bool:
+    """Whether a rank may be at one place; one without Python only if it certainly does not move."""
+    is_native = standing.place.file and not standing.place.line
+    is_waiting = standing.wait in OF_RANKS or standing.wait in _NATIVE_WAITS
+    return not is_native or (is_waiting and standing.activity is not Activity.BUSY)
+
+
+def _has_moved(target: MainThread | NativeThread, look: Look, last: Look) -> bool:
     """Whether a thread has gone on since the last look."""
+    if isinstance(target, NativeThread):
+        return look != last
     if not (look.calls or last.calls):
         return not _runs_interpreter(target.process)
     if not target.is_at_same_line(look.calls, last.calls):
@@ -543,9 +623,14 @@ def _runs_interpreter(process: int) -> bool:
 
     It may still have work at its exit, such as ``MPI_Finalize``.
     """
+    return _program(process).startswith("python")
+
+
+def _program(process: int) -> str:
+    """Return the file's name of the program that a process runs; empty if that is not known."""
     with contextlib.suppress(OSError):
-        return os.path.basename(os.readlink("/proc/%d/exe" % process)).startswith("python")
-    return False
+        return os.path.basename(os.readlink("/proc/%d/exe" % process))
+    return ""
 
 
 def _computes(device: Device) -> bool:
