@@ -106,6 +106,7 @@ _NATIVE_CALLS = (
     (r"P?MPI_(Init|Comm_connect|Comm_accept)\w*", Wait.START),
     (r"c10d::\w*Store::(wait|get|check|doWait)\w*", Wait.RANKS),
     (r"ompi_mpi_finalize", Wait.RANKS),
+    (r"mindspore::ps::core::AbstractNode::CollectiveWait", Wait.RANKS),
     # DistributedDataParallel waits at the end of backward().
     (r"c10d::Reducer::finalize_backward", Wait.RANKS),
     (r"P?MPI_(I?[Bb]arrier|I?[Bb]cast|\w*[Aa]ll\w+|I?[Rr]educe\w*|Reduce\w*|I?[Gg]ather\w*"
@@ -118,6 +119,8 @@ _NATIVE_CALLS = (
     (r"(cuStream|cuEvent|cuCtx|cudaStream|cudaEvent|cudaDevice|hipStream|hipDevice|aclrt\w+?)"
      r"Synchronize\w*", Wait.DEVICE),
 )  # fmt: skip
+# MindSpore's threads run what the main thread then waits for in this function.
+IN_OTHER_THREAD = "mindspore::runtime::AsyncRQueue::Wait"
 # Native functions that tell in which operation a rank waits, where no line of Python does.
 _MPI_OPERATION = re.compile(
     r"P?MPI_(Finalize|Comm_(?:dup|split|create)\w*|Win_(?:fence|(?:lock|flush)\w*))"

@@ -114,6 +114,11 @@ def judge(running: frozenset[int], standing: Sequence[Standing], limits: Limits)
     return hang if hang and (hang.rule in _OF_NATIVE or not is_native) else None
 
 
+def not_waiting(standing: Sequence[Standing]) -> tuple[Group, ...]:
+    """Return the ranks that have stopped, or idle without a wait for others."""
+    return _groups([each for each in standing if each.activity in (Activity.GONE, Activity.IDLE)])
+
+
 def _informed(standing: Sequence[Standing]) -> Sequence[Standing]:
     """Add to each rank what the libraries of others say that it has not launched."""
     still_s = {each.rank: each.still_s for each in standing}

@@ -16,12 +16,13 @@ import os
 import re
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from jobentry.contract.hangs import Activity, Standing
 from jobentry.contract.slow import RankShare
 from jobentry.contract.stacks import Frame, NativeCall, ThreadStack
 from jobentry.contract.waits import (
+    IN_OTHER_THREAD,
     OF_RANKS,
     Cause,
     Wait,
@@ -41,7 +42,7 @@ from jobentry.node.rank_usage import TICK_S, RankProcesses
 from jobentry.node.resources import find_group
 from jobentry.node.shares import RankShares, Sources
 from jobentry.node.stall_reports import StallReports
-from jobentry.stacks.memory import UnreadableError
+from jobentry.stacks.memory import UnreadableError, mappings
 from jobentry.stacks.native_calls import NativeStacks
 from jobentry.stacks.native_thread import NativeThread
 from jobentry.stacks.python_stacks import Look, MainThread
@@ -62,8 +63,9 @@ _SHARES_S = 60.0
 # The share of one CPU that looks may use, with what they read only once for each place 0.003.
 _CPU_SHARE = 0.0025
 # After how many seconds at one place a rank's usage is measured, its calls get names, and it is
-# reported; and how often the report is repeated.
-_MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 30.0, 15.0
+# reported; and how often the report is repeated. MindSpore's collectives on CPUs fail after 30 s,
+# and then the head must know which ranks stand still.
+_MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 25.0, 15.0
 # Usage is measured at these intervals, over at least this time, and over little more than that one.
 _USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
 # From here on a rank counts as busy: percent of one CPU, bytes a second, and, for one that waits
@@ -316,16 +318,18 @@ class StandingRanks:
         """
         if now_s < rank.retry_at_s:
             return
-        last = process = rank.program
+        process, native = rank.program, 0
         target: MainThread | NativeThread | None = None
         while process and target is None:
-            target, last = _opened(process), process
+            target = _opened(process)
+            native = native or process * _uses_mpi(process)
             process = _only(self._children(process))
         if target is None:
             rank.retry_s = min(_MOST_RETRY_S, max(_RETRY_S, 2 * rank.retry_s))
             rank.retry_at_s = now_s + self._scaled(rank.retry_s)
-        if target is None and (rank.target is None or rank.target.process != last):
-            target = _opened_natively(last)
+        if target is None and native and (rank.target is None or rank.target.process != native):
+            with contextlib.suppress(UnreadableError):
+                target = NativeThread(native)
         if target is not None:
             rank.forget()
             rank.target = target
@@ -382,10 +386,18 @@ class StandingRanks:
                 )
                 self._note_usage(rank, processes, now_s)
         for number, rank in old.items():
-            if isinstance(rank.target, NativeThread):
-                self._name_natively(number, rank, now_s)
-            elif rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
-                self._name(number, rank, now_s)
+            if rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
+                is_native = isinstance(rank.target, NativeThread)
+                (self._name_natively if is_native else self._name)(number, rank, now_s)
+        natives = [
+            (rank.named_at_s, number)
+            for number, rank in old.items()
+            if isinstance(rank.target, NativeThread) and rank.stack
+        ]
+        # One in each look, as it costs as much as hundreds of looks.
+        if natives and now_s - min(natives)[0] >= self._scaled(_NAMED_AGAIN_S):
+            number = min(natives)[1]
+            self._name_natively(number, old[number], now_s)
         linecache.clearcache()
         if not old:
             # Symbols of large libraries take tens of megabytes.
@@ -406,13 +418,10 @@ class StandingRanks:
             rank.usage.popleft()
 
     def _name_natively(self, number: int, rank: _Rank, now_s: float) -> None:
-        """Read the calls of a program without Python with their names, from time to time."""
+        """Read the calls of a program without Python with their names."""
         assert isinstance(rank.target, NativeThread)
-        period_s = _NAMED_AGAIN_S if rank.stack else _NAMED_S
-        if now_s - rank.named_at_s < self._scaled(period_s):
-            return
         process, before = rank.target.process, rank.stack
-        rank.named_at_s = now_s
+        rank.named_at_s, begun_s = now_s, time.thread_time()
         try:
             calls = self._native.placed_calls(process, process, may_stop=True)
             thread, address = _native_thread(process, calls)
@@ -421,6 +430,8 @@ class StandingRanks:
         except UnreadableError:
             self._moved(rank, _NOTHING, now_s)
             return
+        if before is None:
+            self._once_s += time.thread_time() - begun_s
         if before is not None and native_wait(before) != native_wait(thread):
             self._moved(rank, rank.last, now_s)
         else:
@@ -428,7 +439,7 @@ class StandingRanks:
 
     def _name(self, number: int, rank: _Rank, now_s: float) -> None:
         """Read the calls of a rank with their names; go to the program that it waits for."""
-        assert isinstance(rank.target, MainThread)
+        assert rank.target is not None
         stacks = stacks_of(rank.target.process, with_threads=False)
         thread = next(iter(stacks[0]), None) if stacks else None
         if thread is None or thread.thread != rank.target.process:
@@ -474,9 +485,19 @@ class StandingRanks:
         calls: tuple[NativeCall, ...] = ()
         with contextlib.suppress(UnreadableError):
             calls = self._native.calls(process, process, may_stop=True)
+            if any(call.function == IN_OTHER_THREAD for call in calls):
+                calls = (*self._waits_of_threads(process), *calls)
         # Large libraries take half a second, once for each place; the looks need not wait for it.
         self._once_s += time.thread_time() - begun_s
         return calls
+
+    def _waits_of_threads(self, process: int) -> Iterator[NativeCall]:
+        """Return the calls in which blocked threads of a process wait for other ranks."""
+        for number in linux.threads(process):
+            with contextlib.suppress(UnreadableError):
+                calls = self._native.calls(process, number, may_stop=False)
+                name, _ = native_wait(ThreadStack(number, "", "", False, (), native=calls))
+                yield from (call for call in calls if name and call.function == name)
 
     # -- the report -------------------------------------------------------------------------------
 
@@ -560,13 +581,13 @@ def _opened(process: int) -> MainThread | None:
     return None
 
 
-def _opened_natively(process: int) -> NativeThread | None:
-    """Return the main thread of a process without Python; None if it cannot be read."""
+def _uses_mpi(process: int) -> bool:
+    """Whether a process is a program with MPI, but no interpreter of Python: those know more."""
     if _program(process).startswith(("python", "pypy")):
-        return None
+        return False
     with contextlib.suppress(UnreadableError):
-        return NativeThread(process)
-    return None
+        return any(os.path.basename(each.path).startswith("libmpi") for each in mappings(process))
+    return False
 
 
 def _native_thread(
