@@ -282,10 +282,9 @@ class StandingRanks:
         if rank.program != state.program:
             rank.forget()
             rank.program, rank.retry_at_s, rank.retry_s = state.program, 0.0, 0.0
-        if not isinstance(rank.target, MainThread):
-            self._open(rank, now_s)
-        if rank.target is None:
+        if rank.target is None and not self._open(rank, now_s):
             return
+        assert rank.target is not None
         try:
             look = rank.target.look()
         except UnreadableError:
@@ -311,29 +310,21 @@ class StandingRanks:
         rank.last = look
         rank.restart(now_s)
 
-    def _open(self, rank: _Rank, now_s: float) -> None:
-        """Start to read a rank's program, or the program that a shell has started for it.
-
-        One without Python may be followed by another one.
-        """
+    def _open(self, rank: _Rank, now_s: float) -> bool:
+        """Start to read a rank's program, or the program that a shell has started for it."""
         if now_s < rank.retry_at_s:
-            return
-        process, native = rank.program, 0
-        target: MainThread | NativeThread | None = None
-        while process and target is None:
+            return False
+        process = rank.program
+        while process:
             target = _opened(process)
-            native = native or process * _uses_mpi(process)
+            if target is not None:
+                rank.target, rank.last = target, _NOTHING
+                rank.restart(now_s)
+                return True
             process = _only(self._children(process))
-        if target is None:
-            rank.retry_s = min(_MOST_RETRY_S, max(_RETRY_S, 2 * rank.retry_s))
-            rank.retry_at_s = now_s + self._scaled(rank.retry_s)
-        if target is None and native and (rank.target is None or rank.target.process != native):
-            with contextlib.suppress(UnreadableError):
-                target = NativeThread(native)
-        if target is not None:
-            rank.forget()
-            rank.target = target
-            rank.restart(now_s)
+        rank.retry_s = min(_MOST_RETRY_S, max(_RETRY_S, 2 * rank.retry_s))
+        rank.retry_at_s = now_s + self._scaled(rank.retry_s)
+        return False
 
     def _children(self, process: int) -> list[int]:
         """Return the programs that a process of a rank has started."""
@@ -425,6 +416,9 @@ class StandingRanks:
         try:
             calls = self._native.placed_calls(process, process, may_stop=True)
             thread, address = _native_thread(process, calls)
+            if cause_of(thread).wait is Wait.LOCK:
+                waits = tuple(self._waits_of_threads(process))
+                thread = thread._replace(native=(*waits, *thread.native))
             rank.target.hold(address)
             rank.last = rank.target.look()
         except UnreadableError:
@@ -569,25 +563,23 @@ class StandingRanks:
         )
 
 
-def _opened(process: int) -> MainThread | None:
-    """Return the main thread of a process; None if it runs no Python, or not as its program."""
-    try:
+def _opened(process: int) -> MainThread | NativeThread | None:
+    """Return the main thread of a process; None if it runs no Python as its program, and no MPI."""
+    with contextlib.suppress(UnreadableError):
         target = MainThread(process)
-    except UnreadableError:
-        return None
-    if target.runs_python or _runs_interpreter(process):
-        return target
-    target.close()
+        if target.runs_python or _runs_interpreter(process):
+            return target
+        target.close()
+    with contextlib.suppress(UnreadableError):
+        return NativeThread(process) if _uses_mpi(process) else None
     return None
 
 
 def _uses_mpi(process: int) -> bool:
-    """Whether a process is a program with MPI, but no interpreter of Python: those know more."""
+    """Whether a process has loaded MPI, and is no interpreter of Python: its calls say little."""
     if _program(process).startswith(("python", "pypy")):
         return False
-    with contextlib.suppress(UnreadableError):
-        return any(os.path.basename(each.path).startswith("libmpi") for each in mappings(process))
-    return False
+    return any(os.path.basename(each.path).startswith("libmpi") for each in mappings(process))
 
 
 def _native_thread(
