@@ -599,8 +599,8 @@ def _native_thread(
     start = [call.function for call in native].index(waits_for) if waits_for else 0
     callers = [address for call, address in calls[start:] if call.library != native[start].library]
     program = _program(process)
-    own = [call.function for call in native[start:] if call.library == program]
-    function = waits_for or next(iter(own), "")
+    of_program = [call.function for call in native[start:] if call.library == program]
+    function = waits_for or next(iter(of_program), "")
     frame = Frame(program, 0, function)
     return thread._replace(frames=(frame,)), callers[0] if waits_for and callers else 0
 
