@@ -78,7 +78,8 @@ class Standing(NamedTuple):
 
     Args:
         does: What it does, in words.
-        place: The innermost call in the job's own code; its file is empty after its script.
+        place: The innermost call in the job's own code. Its file is empty after its script; its
+            line is 0 in a program without Python.
         operation: The call in which it waits for others; empty if it does not.
         still_s: How long it has been there.
         longest_s: The longest that a rank of this node has been there, and left again.
@@ -298,8 +299,12 @@ def headline(hang: Hang) -> str:
     if not hang.culprits:
         what = _what_they_wait_for(hang.groups) if _all_wait(hang) else "nothing moves"
         return f"{what}, {lasted}; no rank stands out"
-    texts = [f"{_who(each)} {_is_doing(each)}" for each in _shown(hang.culprits)]
-    return f"{'; '.join(texts)}, {lasted}"
+    return f"{what_they_do(hang.culprits)}, {lasted}"
+
+
+def what_they_do(groups: Sequence[Group]) -> str:
+    """Return where ranks are and what they do there; empty if there are none."""
+    return "; ".join(f"{_who(each)} {_is_doing(each)}" for each in _shown(groups))
 
 
 def details(hang: Hang) -> list[str]:
@@ -369,5 +374,6 @@ def _located(group: Group) -> str:
     if not group.place.file:
         return f"in {group.operation or 'C code'} after its script"
     function = group.place.function
-    call = group.operation or ("" if function == _MODULE else f"{function}()")
-    return f"{f'in {call} ' if call else ''}at {group.place.file}:{group.place.line}"
+    call = group.operation or ("" if function in ("", _MODULE) else f"{function}()")
+    line = f":{group.place.line}" if group.place.line else ""
+    return f"{f'in {call} ' if call else ''}at {group.place.file}{line}"

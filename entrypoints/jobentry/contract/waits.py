@@ -106,6 +106,7 @@ _NATIVE_CALLS = (
     (r"P?MPI_(Init|Comm_connect|Comm_accept)\w*", Wait.START),
     (r"c10d::\w*Store::(wait|get|check|doWait)\w*", Wait.RANKS),
     (r"ompi_mpi_finalize", Wait.RANKS),
+    (r"mindspore::ps::core::AbstractNode::CollectiveWait", Wait.RANKS),
     # DistributedDataParallel waits at the end of backward().
     (r"c10d::Reducer::finalize_backward", Wait.RANKS),
     (r"P?MPI_(I?[Bb]arrier|I?[Bb]cast|\w*[Aa]ll\w+|I?[Rr]educe\w*|Reduce\w*|I?[Gg]ather\w*"
@@ -118,6 +119,8 @@ _NATIVE_CALLS = (
     (r"(cuStream|cuEvent|cuCtx|cudaStream|cudaEvent|cudaDevice|hipStream|hipDevice|aclrt\w+?)"
      r"Synchronize\w*", Wait.DEVICE),
 )  # fmt: skip
+# MindSpore's threads run what the main thread then waits for in this function.
+IN_OTHER_THREAD = "mindspore::runtime::AsyncRQueue::Wait"
 # Native functions that tell in which operation a rank waits, where no line of Python does.
 _MPI_OPERATION = re.compile(
     r"P?MPI_(Finalize|Comm_(?:dup|split|create)\w*|Win_(?:fence|(?:lock|flush)\w*))"
@@ -183,11 +186,11 @@ def _polling_cause(thread: ThreadStack) -> Cause | None:
 
 def _native_cause(thread: ThreadStack) -> Cause | None:
     """Return what the innermost native call that is known to wait waits for."""
-    name, wait = _native_wait(thread)
+    name, wait = native_wait(thread)
     return Cause(wait, f"{_WORDS[wait]} ({name})") if name else None
 
 
-def _native_wait(thread: ThreadStack) -> tuple[str, Wait]:
+def native_wait(thread: ThreadStack) -> tuple[str, Wait]:
     """Return the innermost native call that is known to wait; its name is empty if there is none.
 
     Those below it may have returned.
@@ -229,7 +232,7 @@ def operation(frames: Sequence[Frame]) -> str:
 
 def operation_of(thread: ThreadStack) -> str:
     """Return the call in which a rank waits for others, also if only its native calls tell."""
-    name, _ = _native_wait(thread)
+    name, _ = native_wait(thread)
     match = _MPI_OPERATION.fullmatch(name)
     of_native = _plain(match[1]) if match else _NATIVE_OPERATIONS.get(name, "")
     return operation(thread.frames) or of_native

@@ -33,6 +33,8 @@ _MOVED_BYTES_S = 10_000.0
 # they have started.
 _PATIENT = frozenset((Wait.SLEEP, Wait.CHILD, Wait.OTHER))
 _KINDS = (Activity.WAITING, Activity.IDLE, Activity.BUSY, Activity.GONE)
+# The rules that rest on ranks for which the kernel says that they do not run.
+_OF_NATIVE = (Rule.STOPPED, Rule.ONE_IDLE)
 # The innermost call may belong to a server or a poll loop.
 _UNSURE = frozenset((Wait.EVENTS, Wait.CHILD, Wait.OTHER))
 
@@ -106,7 +108,15 @@ def judge(running: frozenset[int], standing: Sequence[Standing], limits: Limits)
         tuple(each for each in present if each.activity is kind) for kind in _KINDS
     )
     job = _Job(waiting, idle, busy, gone, min(each.still_s for each in present))
-    return _verdict_on(job, limits)
+    hang = _verdict_on(job, limits)
+    # Two waits of a program without Python in the same function may look like one.
+    is_native = any(each.place.file and not each.place.line for each in present)
+    return hang if hang and (hang.rule in _OF_NATIVE or not is_native) else None
+
+
+def not_waiting(standing: Sequence[Standing]) -> tuple[Group, ...]:
+    """Return the ranks that have stopped, or idle without a wait for others."""
+    return _groups([each for each in standing if each.activity in (Activity.GONE, Activity.IDLE)])
 
 
 def _informed(standing: Sequence[Standing]) -> Sequence[Standing]:

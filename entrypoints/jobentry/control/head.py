@@ -135,6 +135,7 @@ class Head:
                     self._run.end_early()
             with self._journal.during("run"):
                 outcome = refusal or self._run.run()
+            outcome = self._run.explained(outcome, self._hangs.standing)
             for text in self._run.notes(outcome):
                 log_message(text)
             return outcome

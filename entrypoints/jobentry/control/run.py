@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
-from jobentry.contract import exits
+from jobentry.contract import exits, hangs
 from jobentry.contract.exits import Cause, Failure, Outcome
-from jobentry.control import verdict
+from jobentry.contract.hangs import Standing
+from jobentry.control import hang_rules, verdict
 from jobentry.control.commands import LaunchProcesses, RemoteCommands, remove_sessions
 from jobentry.control.loop import NodeLoop, NodeSetup
 from jobentry.control.peers import WorkerPool
@@ -326,6 +327,16 @@ class Run:
         if outcome.failure is None:
             return outcome
         return outcome._replace(failure=self._located(outcome.failure))
+
+    def explained(self, outcome: Outcome, standing: Sequence[Standing]) -> Outcome:
+        """Return the outcome with the ranks that a rank to blame has waited for too long.
+
+        Args:
+            standing: The ranks that stood still before the job began to end.
+        """
+        failed = {rank for rank, end in self._ends.items() if end.is_failure}
+        others = hang_rules.not_waiting([each for each in standing if each.rank not in failed])
+        return verdict.explained(outcome, self._ends, hangs.what_they_do(others))
 
     def notes(self, outcome: Outcome) -> list[str]:
         """Return what the log does not say yet about the failures of ranks."""

@@ -97,6 +97,12 @@ class RankEnd(NamedTuple):
         )
 
     @property
+    def has_given_up(self) -> bool:
+        """Whether its last lines say that it has waited for another rank for too long."""
+        lines = (self.failure.message, *self.failure.last_lines)
+        return any(_GAVE_UP.search(line) for line in lines)
+
+    @property
     def is_ended_by_mpi(self) -> bool:
         """Whether Open MPI ended it because another rank, or mpirun's daemon, was gone."""
         return self.failure.exit_code in _ENDED_BY_MPI and self.failure.signal is None
@@ -198,6 +204,20 @@ def losses(outcome: Outcome, ends: Mapping[int, RankEnd]) -> str:
     return f"{ranks} {names} lost rank {blamed}, which had {what} {earlier}"
 
 
+def explained(outcome: Outcome, ends: Mapping[int, RankEnd], standing: str) -> Outcome:
+    """Return the outcome with the ranks for which the one to blame has waited for too long.
+
+    Args:
+        standing: The ranks that stood still and waited for no other one, in words.
+    """
+    failure = outcome.failure
+    end = ends.get(failure.rank) if failure and failure.rank is not None else None
+    if failure is None or end is None or not (standing and end.has_given_up):
+        return outcome
+    message = f"{failure.message}: it waited for too long; {standing}"
+    return outcome._replace(failure=failure._replace(message=message))
+
+
 def server_ended(server: LaunchEnd, node: int, host: str, have_started: bool) -> Outcome:
     """Return the outcome of a job in which a server of the ranks has ended.
 
@@ -290,6 +310,12 @@ _PEER_IS_GONE = re.compile(
     r"|Horovod has been shut down"
     r"|mca_btl_tcp_\w{1,40}: .{0,500}Connection reset by peer"
     r"|The node: .{1,80} is timed out\. It may exit with exception"
+)
+# What MindSpore on CPUs, Gloo and PyTorch say when another rank has not come for long.
+_GAVE_UP = re.compile(
+    r"(Broadcast|Reduce|ReduceScatter|AllReduce|AllGather) wait (receiving|sending)"
+    r"|gloo/transport/.{0,500}Timed out waiting"
+    r"|Watchdog caught collective operation timeout"
 )
 # With 14, Open MPI 5.0.11 ends a rank whose connection another rank has closed, and its message may
 # come too late; with 195 or 205, Open MPI 4.1 ends a rank whose daemon is gone.

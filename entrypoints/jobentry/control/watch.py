@@ -80,6 +80,11 @@ class HangWatch:
             at=time.time(), lasted_s=lasted_s(self._state, self._loop.awake.now_s())
         )
 
+    @property
+    def standing(self) -> list[Standing]:
+        """The ranks that have not moved for long, as of the last reports before the job's end."""
+        return [each for report in self._reports.values() for each in report.standing]
+
     def take_rows(self, node: int, values: dict[str, Any]) -> None:
         """Take the report of a worker; one that cannot be read is ignored."""
         with contextlib.suppress(*MALFORMED):
@@ -88,6 +93,8 @@ class HangWatch:
 
     def take(self, node: int, standing: list[Standing]) -> None:
         """Take all ranks of a node that have not moved for long."""
+        if self._stop.has_begun:
+            return
         self._reports[node] = _Report(self._loop.awake.now_s(), tuple(standing))
         if standing and not self._loop.is_scheduled(_TIMER):
             self._evaluate()

@@ -16,17 +16,19 @@ import os
 import re
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from jobentry.contract.hangs import Activity, Standing
 from jobentry.contract.slow import RankShare
 from jobentry.contract.stacks import Frame, NativeCall, ThreadStack
 from jobentry.contract.waits import (
+    IN_OTHER_THREAD,
     OF_RANKS,
     Cause,
     Wait,
     cause_of,
     is_own,
+    native_wait,
     of_child,
     operation,
     operation_of,
@@ -40,8 +42,9 @@ from jobentry.node.rank_usage import TICK_S, RankProcesses
 from jobentry.node.resources import find_group
 from jobentry.node.shares import RankShares, Sources
 from jobentry.node.stall_reports import StallReports
-from jobentry.stacks.memory import UnreadableError
+from jobentry.stacks.memory import UnreadableError, mappings
 from jobentry.stacks.native_calls import NativeStacks
+from jobentry.stacks.native_thread import NativeThread
 from jobentry.stacks.python_stacks import Look, MainThread
 from jobentry.system import linux
 
@@ -60,8 +63,9 @@ _SHARES_S = 60.0
 # The share of one CPU that looks may use, with what they read only once for each place 0.003.
 _CPU_SHARE = 0.0025
 # After how many seconds at one place a rank's usage is measured, its calls get names, and it is
-# reported; and how often the report is repeated.
-_MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 30.0, 15.0
+# reported; and how often the report is repeated. MindSpore's collectives on CPUs fail after 30 s,
+# and then the head must know which ranks stand still.
+_MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 25.0, 15.0
 # Usage is measured at these intervals, over at least this time, and over little more than that one.
 _USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
 # From here on a rank counts as busy: percent of one CPU, bytes a second, and, for one that waits
@@ -72,6 +76,11 @@ _BUSY_PERCENT, _BUSY_BYTES_S, _BUSY_WAKES_S = 5, 100_000.0, 0.5
 _COMPUTES_AT_POWER, _COMPUTES_AT_PERCENT = 40, 5
 # The library of ranks that wait for a device is asked at this interval.
 _COLLECTIVES_S = 30.0
+# How often it is read again in which call a program without Python waits for others: one that has
+# returned looks the same until its part of the stack is used again.
+_NAMED_AGAIN_S = 60.0
+# What such a program waits for if it hangs; a server or the end of another program is no hang.
+_NATIVE_WAITS = frozenset((Wait.FILE, Wait.KERNEL, Wait.LOCK, Wait.OTHER, Wait.SLEEP, Wait.STOPPED))
 # A process that cannot be read so often in a row is opened again: it may run another program.
 _MOST_FAILURES = 10
 # Pauses before the next attempt to read a process that cannot be read.
@@ -108,6 +117,7 @@ class _Rank:
         target: The main thread that matters: of its program, or of the one that this waits for.
         failures: How often in a row that could not be read.
         since_s: Since when it is at this place, by the clock of the looks.
+        named_at_s: When its calls got their names, by the same clock.
         stack: Its calls with names, once it has been there for long.
         stalls: What its log says about a stall since then.
         child: The process that counts because the program waits for it, in words; else empty.
@@ -118,7 +128,7 @@ class _Rank:
 
     def __init__(self, sources: Sources) -> None:
         self.shares = RankShares(sources)
-        self.target: MainThread | None = None
+        self.target: MainThread | NativeThread | None = None
         self.child = ""
         self.program = self.failures = self.carried = 0
         self.last = _NOTHING
@@ -127,7 +137,7 @@ class _Rank:
         self.restart(0.0)
 
     def restart(self, now_s: float) -> None:
-        self.since_s = now_s
+        self.since_s = self.named_at_s = now_s
         self.stack: ThreadStack | None = None
         self.stalls: StallReports | None = None
         self.loader = ""
@@ -288,7 +298,8 @@ class StandingRanks:
         has_moved = _has_moved(rank.target, look, rank.last)
         if has_moved:
             self._moved(rank, look, now_s)
-        rank.shares.note(rank.target, look, has_moved=has_moved)
+        if isinstance(rank.target, MainThread):
+            rank.shares.note(rank.target, look, has_moved=has_moved)
 
     def _moved(self, rank: _Rank, look: Look, now_s: float) -> None:
         if rank.stack is not None:
@@ -367,7 +378,17 @@ class StandingRanks:
                 self._note_usage(rank, processes, now_s)
         for number, rank in old.items():
             if rank.stack is None and now_s - rank.since_s >= self._scaled(_NAMED_S):
-                self._name(number, rank, now_s)
+                is_native = isinstance(rank.target, NativeThread)
+                (self._name_natively if is_native else self._name)(number, rank, now_s)
+        natives = [
+            (rank.named_at_s, number)
+            for number, rank in old.items()
+            if isinstance(rank.target, NativeThread) and rank.stack
+        ]
+        # One in each look, as it costs as much as hundreds of looks.
+        if natives and now_s - min(natives)[0] >= self._scaled(_NAMED_AGAIN_S):
+            number = min(natives)[1]
+            self._name_natively(number, old[number], now_s)
         linecache.clearcache()
         if not old:
             # Symbols of large libraries take tens of megabytes.
@@ -386,6 +407,29 @@ class StandingRanks:
         # One of before the window stays: looks may be so rare that there is no other in it.
         while len(rank.usage) > 1 and now_s - rank.usage[1].at_s >= self._scaled(_WINDOW_S):
             rank.usage.popleft()
+
+    def _name_natively(self, number: int, rank: _Rank, now_s: float) -> None:
+        """Read the calls of a program without Python with their names."""
+        assert isinstance(rank.target, NativeThread)
+        process, before = rank.target.process, rank.stack
+        rank.named_at_s, begun_s = now_s, time.thread_time()
+        try:
+            calls = self._native.placed_calls(process, process, may_stop=True)
+            thread, address = _native_thread(process, calls)
+            if cause_of(thread).wait is Wait.LOCK:
+                waits = tuple(self._waits_of_threads(process))
+                thread = thread._replace(native=(*waits, *thread.native))
+            rank.target.hold(address)
+            rank.last = rank.target.look()
+        except UnreadableError:
+            self._moved(rank, _NOTHING, now_s)
+            return
+        if before is None:
+            self._once_s += time.thread_time() - begun_s
+        if before is not None and native_wait(before) != native_wait(thread):
+            self._moved(rank, rank.last, now_s)
+        else:
+            rank.stack, rank.stalls = thread, StallReports(self._paths.rank_log(number), thread)
 
     def _name(self, number: int, rank: _Rank, now_s: float) -> None:
         """Read the calls of a rank with their names; go to the program that it waits for."""
@@ -435,9 +479,19 @@ class StandingRanks:
         calls: tuple[NativeCall, ...] = ()
         with contextlib.suppress(UnreadableError):
             calls = self._native.calls(process, process, may_stop=True)
+            if any(call.function == IN_OTHER_THREAD for call in calls):
+                calls = (*self._waits_of_threads(process), *calls)
         # Large libraries take half a second, once for each place; the looks need not wait for it.
         self._once_s += time.thread_time() - begun_s
         return calls
+
+    def _waits_of_threads(self, process: int) -> Iterator[NativeCall]:
+        """Return the calls in which blocked threads of a process wait for other ranks."""
+        for number in linux.threads(process):
+            with contextlib.suppress(UnreadableError):
+                calls = self._native.calls(process, number, may_stop=False)
+                name, _ = native_wait(ThreadStack(number, "", "", False, (), native=calls))
+                yield from (call for call in calls if name and call.function == name)
 
     # -- the report -------------------------------------------------------------------------------
 
@@ -447,7 +501,7 @@ class StandingRanks:
         if old != self._reported or is_due:
             self._reported, self._reported_at_s = old, now_s
             standing = [self._standing(number, self._states[number], now_s) for number in old]
-            self._on.standing(self._compared(standing, now_s))
+            self._on.standing(self._compared(list(filter(_counts, standing)), now_s))
 
     def _compared(self, standing: list[Standing], now_s: float) -> list[Standing]:
         """Add what the devices of this node do, and what ranks have launched on them."""
@@ -509,20 +563,59 @@ class StandingRanks:
         )
 
 
-def _opened(process: int) -> MainThread | None:
-    """Return the main thread of a process; None if it runs no Python, or not as its program."""
-    try:
+def _opened(process: int) -> MainThread | NativeThread | None:
+    """Return the main thread of a process; None if it runs no Python as its program, and no MPI."""
+    with contextlib.suppress(UnreadableError):
         target = MainThread(process)
-    except UnreadableError:
-        return None
-    if target.runs_python or _runs_interpreter(process):
-        return target
-    target.close()
+        if target.runs_python or _runs_interpreter(process):
+            return target
+        target.close()
+    with contextlib.suppress(UnreadableError):
+        return NativeThread(process) if _uses_mpi(process) else None
     return None
 
 
-def _has_moved(target: MainThread, look: Look, last: Look) -> bool:
+def _uses_mpi(process: int) -> bool:
+    """Whether a process has loaded MPI, and is no interpreter of Python: its calls say little."""
+    if _program(process).startswith(("python", "pypy")):
+        return False
+    return any(os.path.basename(each.path).startswith("libmpi") for each in mappings(process))
+
+
+def _native_thread(
+    process: int, calls: Sequence[tuple[NativeCall, int]]
+) -> tuple[ThreadStack, int]:
+    """Return the stack of a program without Python, and where the call returns in which it waits.
+
+    Its only frame is the function of the program that it is in, or in which it waits for others.
+
+    Args:
+        calls: The calls of its main thread, and where its stack has their addresses.
+    """
+    state, waits_in = state_of(process, process)
+    native = tuple(call for call, _ in calls)
+    thread = ThreadStack(process, state, waits_in, False, (), native=native)
+    waits_for, _ = native_wait(thread)
+    start = [call.function for call in native].index(waits_for) if waits_for else 0
+    callers = [address for call, address in calls[start:] if call.library != native[start].library]
+    program = _program(process)
+    of_program = [call.function for call in native[start:] if call.library == program]
+    function = waits_for or next(iter(of_program), "")
+    frame = Frame(program, 0, function)
+    return thread._replace(frames=(frame,)), callers[0] if waits_for and callers else 0
+
+
+def _counts(standing: Standing) -> bool:
+    """Whether a rank may be at one place; one without Python only if it certainly does not move."""
+    is_native = standing.place.file and not standing.place.line
+    is_waiting = standing.wait in OF_RANKS or standing.wait in _NATIVE_WAITS
+    return not is_native or (is_waiting and standing.activity is not Activity.BUSY)
+
+
+def _has_moved(target: MainThread | NativeThread, look: Look, last: Look) -> bool:
     """Whether a thread has gone on since the last look."""
+    if isinstance(target, NativeThread):
+        return look != last
     if not (look.calls or last.calls):
         return not _runs_interpreter(target.process)
     if not target.is_at_same_line(look.calls, last.calls):
@@ -543,9 +636,14 @@ def _runs_interpreter(process: int) -> bool:
 
     It may still have work at its exit, such as ``MPI_Finalize``.
     """
+    return _program(process).startswith("python")
+
+
+def _program(process: int) -> str:
+    """Return the file's name of the program that a process runs; empty if that is not known."""
     with contextlib.suppress(OSError):
-        return os.path.basename(os.readlink("/proc/%d/exe" % process)).startswith("python")
-    return False
+        return os.path.basename(os.readlink("/proc/%d/exe" % process))
+    return ""
 
 
 def _computes(device: Device) -> bool:

@@ -74,18 +74,31 @@ class NativeStacks:
         Raises:
             UnreadableError: The process has ended, or may not be read.
         """
+        calls = [call for call, _ in self.placed_calls(process, thread, may_stop=may_stop)]
+        return tuple(_without_interpreter(calls)[:MOST_NATIVE_CALLS])
+
+    def placed_calls(
+        self, process: int, thread: int, *, may_stop: bool
+    ) -> list[tuple[NativeCall, int]]:
+        """Return all calls, the innermost first, and where the stack has the address of each.
+
+        For the innermost call, this is where the stack ends.
+
+        Raises:
+            UnreadableError: The process has ended, or may not be read.
+        """
         code = _Code(process)
         with Memory(process) as memory:
             registers, stack = _stack(memory, process, thread, may_stop=may_stop)
-            addresses = [registers.instruction, *_return_addresses(memory, stack, code)]
-            named = [self._call(address, code) for address in addresses]
-        calls: list[NativeCall] = []
-        for call in named:
-            if call is not None and call not in calls[-1:]:
-                calls.append(call)
+            returns = _return_addresses(memory, stack, code)
+        calls: list[tuple[NativeCall, int]] = []
+        for address, offset in [(registers.instruction, 0), *returns]:
+            call = self._call(address, code)
+            if call is not None and call not in [each for each, _ in calls[-1:]]:
+                calls.append((call, registers.stack + offset))
             if call is not None and call.function == "main":
                 break
-        return tuple(_without_interpreter(calls)[:MOST_NATIVE_CALLS])
+        return calls
 
     def _call(self, address: int, code: _Code) -> NativeCall | None:
         part = code.part_at(address)
@@ -174,9 +187,11 @@ def _innermost_part(memory: Memory, address: int) -> bytes:
         return content
 
 
-def _return_addresses(memory: Memory, stack: bytes, code: _Code) -> list[int]:
+def _return_addresses(memory: Memory, stack: bytes, code: _Code) -> list[tuple[int, int]]:
+    """Return the addresses on a stack to which calls return, and where in it they are."""
     addresses = []
-    for (word,) in struct.iter_unpack("<Q", stack[: len(stack) - len(stack) % 8]):
+    words = struct.iter_unpack("<Q", stack[: len(stack) - len(stack) % 8])
+    for at, (word,) in enumerate(words):
         address = word & _ADDRESS_BITS if _IS_ARM else word
         if code.part_at(address - _CALL_BYTES) is None:
             continue
@@ -186,7 +201,7 @@ def _return_addresses(memory: Memory, stack: bytes, code: _Code) -> list[int]:
             continue
         if (is_arm_call if _IS_ARM else is_intel_call)(before):
             # The instruction behind a call that never returns belongs to another function.
-            addresses.append(address - 1)
+            addresses.append((address - 1, 8 * at))
     return addresses
 
 

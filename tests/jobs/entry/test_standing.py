@@ -19,6 +19,7 @@ import pytest
 from jobentry.contract.hangs import Activity, Progress, Standing
 from jobentry.contract.journal import Device
 from jobentry.contract.paths import NodePaths
+from jobentry.contract.stacks import Frame
 from jobentry.contract.waits import Wait
 from jobentry.node.collectives import Launched
 from jobentry.node.local_ranks import LocalRanks
@@ -90,7 +91,7 @@ class Node:
 
 def build(folder: Path, source: str) -> str:
     """Return the path of a library with this C code."""
-    path = folder / "solver.so"
+    path = folder / "libmpi_solver.so"
     (folder / "solver.c").write_text(source)
     command = ["cc", "-O1", "-fPIC", "-shared", "-fno-optimize-sibling-calls", "-o", str(path)]
     subprocess.run([*command, str(folder / "solver.c")], check=True, timeout=180)
@@ -113,7 +114,7 @@ def test_a_rank_that_waits_is_reported_with_its_place(node: Node):
     assert standing[:4] == (1, 3, Activity.IDLE, Wait.FILE)
     assert standing.does == "opening a pipe that no other process has opened"
     assert standing.place == ("job1.py", 2, "load", "return open('pipe').read()")
-    assert standing.still_s >= 30 * SCALE
+    assert standing.still_s >= 25 * SCALE
     assert standing.cpu_percent < 5
 
 
@@ -313,11 +314,59 @@ def test_the_program_that_a_shell_or_a_launcher_has_started_counts(node: Node):
     assert standing_of[2].place.file != "job2.py"
 
 
-def test_a_program_that_is_no_python_is_not_reported(node: Node, until: Callable[..., None]):
-    node.start(0, "sleep", "600")
-    node.start_python(1, "import time\ntime.sleep(600)")
+PROGRAM = """\
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+volatile int n;
+extern int MPI_Barrier(void), MPI_Bcast(void);
+void stuck(void) { pause(); n++; }
+void repeats(void) { for (volatile int i = 0; ; i++) n = MPI_Bcast() + i; }
+void later(void) { while (access("moves-on", F_OK)) n = MPI_Barrier(); stuck(); }
+int main(int count, char **words) {
+    switch (atoi(words[1])) {
+        case 0: n = MPI_Barrier(); break;
+        case 1: stuck(); break;
+        case 2: repeats(); break;
+        case 3: for (;;) n++;
+        case 4: later(); break;
+    }
+    return n;
+}
+"""
 
-    assert set(node.await_all(1)) == {1}
+
+def test_a_program_without_python_is_reported_if_it_waits_for_others_or_never_runs(
+    node: Node, until: Callable[..., None]
+):
+    """Rank 2 makes the same call again and again, rank 3 computes, and rank 5 has no MPI."""
+    library = build(
+        node.folder,
+        "#include <unistd.h>\nvolatile int n;\n"
+        'int MPI_Barrier(void) { while (access("moves-on", F_OK)) n++; return n; }\n'
+        "int MPI_Bcast(void) { for (int at = 0; at < 3000000; at++) n++; return n; }\n",
+    )
+    (node.folder / "solve.c").write_text(PROGRAM)
+    command = ["cc", "-O1", "-fno-optimize-sibling-calls", "-o", "solve", "solve.c", library]
+    subprocess.run(command, cwd=node.folder, check=True, timeout=180)
+    for rank in range(4):
+        node.start(rank, "./solve", str(rank))
+    node.start(4, "sh", "-c", "./solve 4; true")
+    node.start(5, "sleep", "600")
+
+    standing = node.await_all(0, 1, 4)
+
+    assert [(each.activity, each.wait) for _, each in sorted(standing.items())] == [
+        (Activity.WAITING, Wait.RANKS),
+        (Activity.IDLE, Wait.OTHER),
+        (Activity.WAITING, Wait.RANKS),
+    ]
+    assert standing[0].place == Frame("solve", 0, "MPI_Barrier")
+    assert standing[1].place == Frame("solve", 0, "stuck")
+
+    (node.folder / "moves-on").touch()
+    until(lambda: 0 not in node.found())
+    until(lambda: node.found().get(4, standing[4]).place.function == "stuck")
 
 
 def test_a_rank_is_still_reported_if_looks_are_so_rare_that_each_measurement_is_old(node: Node):

@@ -74,6 +74,10 @@ def test_calls_that_wait_even_while_the_thread_runs(frames: tuple[Frame, ...], e
         (("poll", "PMPI_Init_thread", "main"), Wait.START),
         (("recv", "c10d::TCPStore::doWait", "c10d::TCPStore::wait"), Wait.RANKS),
         (("pthread_cond_wait", "c10d::Reducer::finalize_backward"), Wait.RANKS),
+        (
+            ("pthread_cond_timedwait", "mindspore::ps::core::AbstractNode::CollectiveWait"),
+            Wait.RANKS,
+        ),
         (("ioctl", "cuStreamSynchronize", "cudaStreamSynchronize"), Wait.DEVICE),
         (("compute", "main"), Wait.NOTHING),
         (("MPI_Comm_rank", "main"), Wait.NOTHING),

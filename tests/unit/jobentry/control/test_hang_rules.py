@@ -168,6 +168,19 @@ def test_a_rank_that_idles_while_the_others_wait_is_named_even_if_a_thread_print
     assert hang_now.may_stop
 
 
+def test_programs_without_python_hang_only_if_one_of_them_does_not_run():
+    place = Frame("solve", 0, "stuck")
+    waiting = [waits(rank, 2 * MINUTE, place._replace(function="MPI_Barrier")) for rank in (0, 2)]
+
+    assert named(verdict(idles(1, 2 * MINUTE, place=place), *waiting, ranks=3)) == (
+        Rule.ONE_IDLE,
+        (1,),
+    )
+    assert verdict(*others(60 * MINUTE, 2), idles(2, 60 * MINUTE, place=place), ranks=3) is not None
+    assert verdict(waits(0, 60 * MINUTE, place, ""), waits(1, 60 * MINUTE), ranks=2) is None
+    assert verdict(idles(0, 60 * MINUTE, place=place), ranks=1) is None
+
+
 def test_a_stopped_rank_is_certain_after_half_a_minute():
     assert verdict(stopped(1, 20), *others(31, but=1)) is None
     hang_now = verdict(stopped(1, 31), *others(31, but=1))

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobentry.contract.env import NodeEnv
-from jobentry.contract.exits import Failure
+from jobentry.contract.exits import Cause, Failure
 from jobentry.control.verdict import (
     LaunchEnd,
     Outcome,
     RankEnd,
     correction,
     decide,
+    explained,
     hung_start,
     losses,
     may_start_again,
@@ -402,6 +403,39 @@ def test_a_rank_that_left_early_is_named_as_lost():
     outcome = outcome_of(*ends.values(), mpirun=LaunchEnd("torchrun", 1, ()))
 
     assert losses(outcome, ends) == "rank 0 lost rank 1, which had ended 1.0 s earlier"
+
+
+MINDSPORE = (
+    "[ERROR] DISTRIBUTED(8102,7f8c4cff96c0,python): [collective_ops_impl.cc:162] RunRingAllReduce]"
+    " Ring ReduceScatter wait receiving [1,5] failed.",
+    "RuntimeError: Launch kernel failed, name:Default/AllReduce-op0",
+)
+TIMED_OUT = (
+    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv"
+    " operation to complete",
+)
+STANDS = "rank 1 on node 1 is stuck in load() at data.py:17 (sleeping)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "stands", "names"),
+    [
+        (MINDSPORE, STANDS, True),
+        (TIMED_OUT, STANDS, True),
+        (MINDSPORE, "", False),
+        (("ValueError: no data",), STANDS, False),
+    ],
+)
+def test_a_rank_that_has_waited_for_too_long_names_the_one_that_stood(
+    lines: tuple[str, ...], stands: str, names: bool
+):
+    failure = Failure(0, "a", 0, None, 1, lines[-1], lines)
+    ends = {0: RankEnd(100.0, False, True, failure), 1: end(1, 143, number=15)}
+
+    outcome = explained(Outcome(1, Cause.USER, failure), ends, stands)
+
+    more = f": it waited for too long; {STANDS}" if names else ""
+    assert outcome.failure == failure._replace(message=lines[-1] + more)
 
 
 def test_only_some_of_many_ranks_are_named():
