@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -213,7 +214,9 @@ def _unpack(archive: Path, folder: Path) -> None:
             argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, umask=0o077
         )
         if done.returncode:
-            raise OSError(0, why_failed(done.returncode, done.stderr).rpartition(": ")[2])
+            reason = why_failed(done.returncode, done.stderr).rpartition(": ")[2]
+            number = next((each for each in errno.errorcode if os.strerror(each) == reason), 0)
+            raise OSError(number, reason)
         unpacked = Path(scratch, "entry")
         (unpacked / _DIGEST).write_text(_digest(unpacked), encoding="ascii")
         try:

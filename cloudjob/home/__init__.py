@@ -19,8 +19,8 @@ _PRIVATE = 0o700
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
 _RECORDS = "records.db"
-_ELSEWHERE = "or set CLOUDJOB_HOME to a folder elsewhere"
-_HINT = "set CLOUDJOB_HOME to a folder that this user may write to"
+_ELSEWHERE = "or set {} to a folder elsewhere"
+_HINT = "set {} to a folder that this user may write to"
 _OWN_FOLDER = "set CLOUDJOB_HOME to a folder of your own"
 _HINTS = {
     errno.ENOSPC: f"free some space, {_ELSEWHERE}",
@@ -42,8 +42,11 @@ def home() -> Path:
 
 
 @contextmanager
-def writing(doing: str, path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` while ``doing`` something in ``$CLOUDJOB_HOME`` into a ``BackendError``.
+def writing(doing: str, path: Path, variable: str = "CLOUDJOB_HOME") -> Iterator[None]:
+    """Turn an ``OSError`` while ``doing`` something in a folder of ours into a ``BackendError``.
+
+    Args:
+        variable: The variable that sets where ``path`` is.
 
     Raises:
         BackendError: The disk is full, or this user may not write there.
@@ -54,7 +57,7 @@ def writing(doing: str, path: Path) -> Iterator[None]:
         _check_file_system(doing, path, error)
         raise BackendError(
             f"{doing}: {error.filename or path}: {error.strerror or error}",
-            hint=_HINTS.get(error.errno or 0, _HINT),
+            hint=_HINTS.get(error.errno or 0, _HINT).format(variable),
         ) from error
 
 

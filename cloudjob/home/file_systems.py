@@ -53,7 +53,9 @@ def missing_feature(folder: Path) -> tuple[str, str] | None:
             # Not by a hard link to it, which Linux would leave as it is.
             other.replace(path)
         except OSError as error:
-            return (f"its file system has no {what} ({error.strerror})", hint) if what else None
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if what and not is_full:
+                return f"its file system has no {what} ({error.strerror})", hint
     return None
 
 

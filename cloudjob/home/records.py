@@ -53,6 +53,10 @@ _HINTS = (
     ("No space", "free some space, or set CLOUDJOB_HOME to a folder on another disk"),
     ("full", "free some space, or set CLOUDJOB_HOME to a folder on another disk"),
     ("disk I/O", "free some space and check the disk, or set CLOUDJOB_HOME to another folder"),
+    (
+        "unable to open",
+        "free some inodes (`df -i`), or set CLOUDJOB_HOME to a folder that you may write to",
+    ),
     ("UNIQUE constraint", "every job needs a unique id"),
 )
 _DEFAULT_HINT = "set CLOUDJOB_HOME to a folder that this user may write to"

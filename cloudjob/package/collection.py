@@ -12,7 +12,7 @@ from cloudjob.errors import InvalidKey, ObjectMissing, StoreError, UnreadableObj
 from cloudjob.model.times import seconds_of
 from cloudjob.package import claims
 from cloudjob.store.base import SMALL_LIMIT_BYTES, ObjectStore
-from cloudjob.store.files import logged_if_unreadable
+from cloudjob.store.files import logged_if_unreadable, report_refused
 from jobentry.contract import exits
 from jobentry.contract.packages import (
     DESCRIPTOR_LIMIT_BYTES,
@@ -87,8 +87,7 @@ def collect(
     present = set(store.list(LAYERS)) if damaged else set()
     for key in (*notes, *(damage_key(key) for key in damaged if key not in present)):
         store.delete(key)
-    if refused:
-        raise refused[0]
+    report_refused(refused)
     return Collected((*deleted, *notes), len(layers) - len(deleted))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from cloudjob.errors import InvalidKey, UnreadableObject
 from cloudjob.model.progress import log_once
+from jobentry.contract.lists import some
 from jobentry.system.trees import folder_below, sync, write_sparse
 
 # Prefix of the temporary files that a killed writer leaves; no object may have such a name.
@@ -21,6 +22,8 @@ TEMPORARY = ".cloudjob-tmp-"
 _PROCESS_TOKEN = os.urandom(8).hex()
 _NUMBERS = itertools.count()
 _NEW_ATTEMPTS = 5
+# How many refused keys an error names.
+_NAMED = 5
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 _HINTS = {
@@ -57,6 +60,13 @@ def check_key(doing: str, key: str, *, may_be_temporary: bool = False) -> None:
         )
     if is_temporary(key) and not may_be_temporary:
         raise InvalidKey(f"{doing} {key!r}: names that start with {TEMPORARY} are reserved")
+
+
+def report_refused(refused: Sequence[InvalidKey]) -> None:
+    """Raise one error about all keys that were refused while the others were deleted."""
+    if refused:
+        text = some(sorted(map(str, refused)), _NAMED)
+        raise InvalidKey(text, hint="the others are deleted; for these, use the store's own tools")
 
 
 class SparseFile:

@@ -21,7 +21,7 @@ from cloudjob.model.rules import BACKENDS, NAME_RULE, VARIABLE_RULE
 from cloudjob.model.text import one_line
 from cloudjob.package.claims import CLAIMS, DELETIONS
 from cloudjob.store.base import SMALL_LIMIT_BYTES, ObjectStore
-from cloudjob.store.files import is_temporary
+from cloudjob.store.files import is_temporary, report_refused
 from cloudjob.store.parallel import call_each_in_time, call_with_timeout, in_parallel
 from jobentry.contract.packages import DAMAGED, LAYERS
 from jobentry.contract.paths import JobPaths
@@ -77,8 +77,7 @@ def delete_objects(store: ObjectStore, job: str) -> None:
 
     keys = dict.fromkeys((*store.list(f"{job}/", with_unfinished=True), JobPaths(job).code))
     in_parallel(delete, [*keys, key(job)], abort=store.abort)
-    if refused:
-        raise refused[0]
+    report_refused(refused)
 
 
 def submitter() -> str:

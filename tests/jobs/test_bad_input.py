@@ -9,9 +9,14 @@ import resource
 import shutil
 import sqlite3
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support import folders
 
 
 def refused(done, code, *texts, hint=True):
@@ -26,7 +31,11 @@ def refused(done, code, *texts, hint=True):
         assert expected in text, text
     if hint:
         assert any(line.startswith("hint: ") for line in lines), text
-    earlier_messages = ("left out of the package", "launcher mpirun: job.py imports none of")
+    earlier_messages = (
+        "left out of the package",
+        "sent ",
+        "launcher mpirun: job.py imports none of",
+    )
     assert all(line.startswith(("error: ", "hint: ", *earlier_messages)) for line in lines), text
     assert done.out == b""
 
@@ -448,19 +457,37 @@ def test_a_state_folder_that_cannot_be_created_is_reported(cloud, script, comman
     refused(done, done.code, "/proc/nowhere")
 
 
+@contextmanager
+def disk_of(size: str, folder: Path) -> Iterator[None]:
+    """Mount a disk of its own on a folder."""
+    argv = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", folder]
+    if os.geteuid() != 0 or subprocess.run(argv, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
 @pytest.fixture
 def small_disk(cloud):
-    """A state folder on its own disk of 256 KiB."""
-    if (
-        os.geteuid() != 0
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", cloud.home],
-            capture_output=True,
-        ).returncode
-    ):
-        pytest.skip("mounting a small disk needs root")
-    yield cloud.home
-    subprocess.run(["umount", "-l", cloud.home], check=True)
+    with disk_of("256k", cloud.home):
+        yield
+
+
+@pytest.mark.parametrize(("variable", "size"), [("CLOUDJOB_HOME", "1m"), ("TMPDIR", "8k")])
+def test_the_hint_of_a_full_disk_names_the_variable_of_its_folder(cloud, variable, size):
+    """The entry of a node does not fit on the first disk, and its files of a job on the second."""
+    folder = Path(tempfile.mkdtemp(dir=folders.ROOT))
+    with disk_of(size, folder):
+        cloud.environ[variable] = str(folder)
+
+        done = cloud.cli("submit", cloud.script(""))
+
+    folder.rmdir()
+    assert done.code == 5, done
+    refused(done, 5, f"{folder}/")
+    assert f"hint: free some space, or set {variable} to a folder elsewhere" in done.err.decode()
 
 
 def test_a_full_disk_at_submit_is_reported_and_leaves_nothing_behind(cloud, small_disk):

@@ -144,12 +144,13 @@ class ProcessBackend(Backend[ProcessRequest]):
             )
             try:
                 folder.mkdir(mode=0o700)
-                run_dir.mkdir(mode=0o700)
-                _write_key(run_dir / requests.KEY)
-                _write_commands(run_dir / "bin", request.python)
-                if request.hosts:
-                    Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
-                    ssh_config.write(run_dir / SSH_CONFIG)
+                with writing(f"starting job {request.job}", run_dir, "TMPDIR"):
+                    run_dir.mkdir(mode=0o700)
+                    _write_key(run_dir / requests.KEY)
+                    _write_commands(run_dir / "bin", request.python)
+                    if request.hosts:
+                        Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
+                        ssh_config.write(run_dir / SSH_CONFIG)
                 _start_controller(request, lock, running.path_of(self._home, request.job))
             except BaseException:
                 os.close(lock)

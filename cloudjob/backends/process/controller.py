@@ -87,6 +87,7 @@ class Controller:
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.folder: str = request["folder"]
+        self.log = os.path.join(self.folder, "controller.log")
         self.run_dir: str = request["run_dir"]
         # The file that is locked while the job runs, and its descriptor.
         self.running: str = request["running"]
@@ -372,10 +373,14 @@ class Controller:
     def open_state(self) -> None:
         """Write the first state, and reserve room for the last one in case the disk is full then.
 
+        The logs are created now, as a node or a controller without one cannot say why it ends.
+
         Raises:
             OSError: The disk is full.
         """
         text = self._state()
+        for log in (*self._logs, self.log):
+            os.close(_opened(log))
         with open(self._reserve, "wb") as file:
             file.write(bytes(len(text) + _NODE_BYTES * (len(self.nodes) + 8)))
         self._write_state(text)
@@ -469,7 +474,7 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError):
         # If the submitter is killed from here on, the job runs and its record finds it.
         os.write(1, b"ready\n")
-    _redirect_output(os.path.join(controller.folder, "controller.log"))
+    _redirect_output(controller.log)
     become_subreaper()
     controller.run()
     # At once: an interpreter that shuts down takes milliseconds, and nothing is left to write.
@@ -486,10 +491,14 @@ def _signal(nodes: list[_Node], number: int) -> None:
 
 
 def _redirect_output(path: str) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = _opened(path)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
+
+
+def _opened(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def _append(path: str, text: str) -> None:

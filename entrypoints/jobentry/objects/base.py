@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
-from typing import Callable, Iterator, NamedTuple, Sequence, TypeVar
+from typing import BinaryIO, Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 Result = TypeVar("Result")
 
@@ -112,6 +113,19 @@ _HINTS = {
     errno.EPERM: "may the user of the job read and write there?",
     errno.EROFS: "choose a path on a writable file system",
 }
+
+
+def opened(path: str) -> BinaryIO:
+    """Open a file to read it, without waiting for a pipe that has taken its place meanwhile.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 @contextlib.contextmanager

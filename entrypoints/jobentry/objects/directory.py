@@ -24,6 +24,7 @@ from jobentry.objects.base import (
     fresh_file,
     make_folders,
     no_progress,
+    opened,
     translated,
 )
 from jobentry.system.trees import folder_below, has_holes, is_open, sync, write_sparse
@@ -118,7 +119,7 @@ class FileObject:
     def put(self, path: str, progress: Progress = no_progress) -> None:
         """Store the file at ``path`` as the object."""
         with translated("reading", path):
-            source = open(path, "rb")  # noqa: SIM115 (errors of the target are others)
+            source = opened(path)  # errors of the target are others
         with source, translated("writing", self.uri), self._stored() as target:
             is_sparse = has_holes(os.fstat(source.fileno()))
             for piece in _pieces(source):

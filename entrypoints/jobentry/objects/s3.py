@@ -28,6 +28,7 @@ from jobentry.objects.base import (
     Progress,
     in_parallel,
     no_progress,
+    opened,
     scheme_of,
     translated,
 )
@@ -88,7 +89,7 @@ class S3Object(RemoteObject):
 
     def put(self, path: str, progress: Progress = no_progress) -> None:
         """Store the file at ``path``; a large one goes in parts, in parallel."""
-        with translated("reading", path), open(path, "rb") as file:
+        with translated("reading", path), opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > _PART_BYTES:
                 _put_parts(file, path, size, self, progress)

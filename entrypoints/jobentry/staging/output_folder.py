@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Others
 from jobentry.node.local_ranks import RankFailure
-from jobentry.objects.base import CHUNK_BYTES, TEMPORARY, ObjectError, reason_of
+from jobentry.objects.base import CHUNK_BYTES, TEMPORARY, ObjectError, opened, reason_of
 from jobentry.system import linux
 
 # Seconds without a change after which a file counts as complete.
@@ -88,7 +88,7 @@ class OutputFolder:
         while waiting:
             parent = waiting.pop()
             try:
-                folders, names, reserved = _children(self.path_of(parent))
+                folders, names, reserved = _children(self.path_of(parent), is_top=not parent)
             except OSError as error:
                 problems.append(f"{self.path_of(parent)}: {reason_of(error)}")
                 continue
@@ -98,11 +98,9 @@ class OutputFolder:
                     self._note(name, stamp_of, others)
                 except OSError as error:
                     problems.append(f"{self.path_of(name)}: {reason_of(error)}")
-            kept = [parent + name for name in folders if parent + name != manifest.FOLDER]
-            others.folders.update((name, _mode(self.path_of(name))) for name in kept)
-            waiting += [name + "/" for name in kept]
-        if os.path.lexists(os.path.join(self.path, manifest.FOLDER)):
-            others.left_out[manifest.FOLDER] = manifest.RESERVED
+            paths = [parent + name for name in folders]
+            others.folders.update((name, _mode(self.path_of(name))) for name in paths)
+            waiting += [name + "/" for name in paths]
         self.others = Others(*others)
         return stamp_of
 
@@ -158,7 +156,7 @@ def digest(path: str, size_bytes: int | None = None) -> str:
     """Return the SHA-256 of a file, or of its first ``size_bytes``."""
     sha256 = hashlib.sha256()
     remaining_bytes = sys.maxsize if size_bytes is None else size_bytes
-    with open(path, "rb") as file:
+    with opened(path) as file:
         while remaining_bytes > 0:
             chunk = file.read(min(remaining_bytes, CHUNK_BYTES))
             if not chunk:
@@ -168,7 +166,7 @@ def digest(path: str, size_bytes: int | None = None) -> str:
     return sha256.hexdigest()
 
 
-def _children(folder: str) -> tuple[list[str], list[str], list[str]]:
+def _children(folder: str, *, is_top: bool) -> tuple[list[str], list[str], list[str]]:
     """Return the names of the folders in a folder, of everything else, and those that are ours."""
     folders: list[str] = []
     others: list[str] = []
@@ -177,7 +175,8 @@ def _children(folder: str) -> tuple[list[str], list[str], list[str]]:
         for entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
             names = folders if is_folder else others
-            (reserved if entry.name.startswith(TEMPORARY) else names).append(entry.name)
+            is_ours = entry.name.startswith(TEMPORARY) or (is_top and entry.name == manifest.FOLDER)
+            (reserved if is_ours else names).append(entry.name)
     return folders, others, reserved
 
 

@@ -15,7 +15,7 @@ from typing import Iterable, NamedTuple
 from jobentry import objects
 from jobentry.contract import manifest
 from jobentry.contract.manifest import Contents, Manifest, Others, StoredFile
-from jobentry.objects.base import Progress, in_parallel, translated
+from jobentry.objects.base import Progress, in_parallel, opened, translated
 from jobentry.staging.output_folder import Stamp, digest
 
 # A larger file is uploaded in parts; smaller ones are read into memory.
@@ -103,9 +103,12 @@ class OutputStore:
         is_small = stamp.size_bytes <= SMALL_BYTES
         with translated("reading", path):
             if is_small:
-                with open(path, "rb") as file:
-                    data = file.read(SMALL_BYTES + 1)
-            sha256 = hashlib.sha256(data).hexdigest() if is_small else digest(path)
+                # Files of the kernel, to which a link may lead, have more than their size.
+                with opened(path) as file:
+                    data = file.read(stamp.size_bytes)
+            sha256 = (
+                hashlib.sha256(data).hexdigest() if is_small else digest(path, stamp.size_bytes)
+            )
         before = self.listed[name].stored if name in self.listed else None
         key = name
         if before and (before.sha256, before.size_bytes) == (sha256, stamp.size_bytes):

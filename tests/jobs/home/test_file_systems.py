@@ -40,6 +40,17 @@ def test_a_usual_file_system_lacks_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("inodes", range(2, 6))
+def test_a_file_system_without_free_inodes_lacks_nothing(tmp_path: Path, inodes: int):
+    argv = ["mount", "-t", "tmpfs", "-o", f"nr_inodes={inodes}", "tmpfs", str(tmp_path)]
+    if os.geteuid() or subprocess.run(argv).returncode:
+        pytest.skip("only root may mount")
+    try:
+        assert missing_feature(tmp_path) is None
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
 @pytest.mark.parametrize("lack", LACKS)
 def test_commands_and_doctor_name_what_the_file_system_lacks(tmp_path: Path, lack: str):
     home = tmp_path / "home"

@@ -23,7 +23,7 @@ def start(tmp_path):
     started = []
 
     def controller(
-        *argv: str, folder: Path | None = None, **changes: object
+        *argv: str, folder: Path | None = None, is_ready: bool = True, **changes: object
     ) -> tuple[subprocess.Popen[bytes], Path]:
         folder = folder or tmp_path / str(len(started))
         run_dir = folder / "run"
@@ -60,7 +60,7 @@ def start(tmp_path):
         started.append(process)
         process.stdin.write(json.dumps(request).encode())
         process.stdin.close()
-        assert process.stdout.read(6) == b"ready\n"
+        assert process.stdout.read(6) == (b"ready\n" if is_ready else b"")
         return process, folder / STATE
 
     yield controller
@@ -177,6 +177,16 @@ def test_a_controller_that_cannot_continue_reports_it(start, tmp_path):
     state = json.loads(path.read_bytes())
     assert (state["exit_code"], state["ended_at"] is None) == (125, False)
     assert "home-2" in state["message"]
+
+
+@pytest.mark.parametrize("log", ["controller.log", "log-2"])
+def test_a_job_without_its_logs_does_not_start(start, tmp_path, log):
+    """A disk may have no inodes left: without a log, nothing could say so later."""
+    (tmp_path / "0" / log).mkdir(parents=True)
+
+    controller, _ = start(is_ready=False)
+
+    assert controller.wait(180) == 1
 
 
 LEAVE_LATE = """\

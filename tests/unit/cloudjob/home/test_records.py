@@ -391,6 +391,7 @@ def test_every_error_of_sqlite_is_translated(records):
         ("attempt to write a readonly database", "writable"),
         ("database or disk is full", "space"),
         ("file is not a database", "move"),
+        ("unable to open database file", "inodes"),
         ("never heard", "CLOUDJOB_HOME"),
     ],
 )

@@ -100,17 +100,21 @@ def test_what_is_not_kept_is_named_by_the_node_and_by_the_laptop(tmp_path: Path,
     (node.folder / ".cloudjob-tmp-x").write_text("m")
     (node.folder / ".cloudjob-tmp-y").mkdir()
     (node.folder / ".cloudjob-tmp-y/model").write_text("m")
+    (node.folder / manifest.FOLDER).write_text("m")
+    # The kernel says that it is empty: what is stored is no more than that.
+    (node.folder / "to-kernel").symlink_to("/proc/self/environ")
 
     assert node.finish() == ""
     outputs = download(node.store, tmp_path / "to")
 
     names = [path.name for path in (tmp_path / "to/M").iterdir()]
-    assert sorted(names) == ["model", "to-file"]
+    assert sorted(names) == ["model", "to-file", "to-kernel"]
+    assert (tmp_path / "to/M/to-kernel").read_bytes() == b""
     assert (tmp_path / "to/M/to-file").read_text() == "far"
     assert not (tmp_path / "to/M/to-file").is_symlink()
     notes = "\n".join(outputs.notes)
     err = capsys.readouterr().err
-    reserved = (".cloudjob-tmp-x", ".cloudjob-tmp-y")
+    reserved = (".cloudjob-tmp-x", ".cloudjob-tmp-y", manifest.FOLDER)
     for name in ("pipe", "to-far", "to-file", "to-nothing", "above", *reserved):
         assert f"M/{name} is not kept: " in notes
         assert f"'{name}'" in err
