@@ -155,8 +155,3 @@ def unsubmitted(options: argparse.Namespace) -> list[JobStatus]:
         return []
     states = [state.upper() for state in options.state]
     return [each for each in sweep.unsubmitted() if not states or each.state.value in states]
-
-
-def values_text(sweep: Sweep | None, name: str, job: cloudjob.Job | None) -> str:
-    """Return the values of a job of a sweep; the sweep has those of unsubmitted jobs."""
-    return grid.text_of(job.sweep_values() if job else sweep.values(name) if sweep else {})

@@ -142,7 +142,8 @@ def of_sweep(
         statuses: The status of each of its jobs; at least one.
         values_of: Returns the values of a job by its id.
     """
-    ordered = sorted(statuses, key=_precedence)
+    precedence = {state: number for number, state in enumerate(_ORDER)}
+    ordered = sorted(statuses, key=lambda status: precedence.get(status.state, len(_ORDER)))
     first = ordered[0]
     started = [each.started_at for each in statuses if each.started_at]
     ended = [each.ended_at for each in statuses if each.ended_at]
@@ -175,10 +176,6 @@ def _line_of(job: Mapping[str, Any]) -> str:
 
 def _event(status: JobStatus) -> str:
     return FAILURE if status.state in (JobState.FAILED, JobState.UNKNOWN) else END
-
-
-def _precedence(status: JobStatus) -> int:
-    return _ORDER.index(status.state) if status.state in _ORDER else len(_ORDER)
 
 
 def _reason(status: JobStatus) -> str:

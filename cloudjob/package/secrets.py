@@ -114,15 +114,12 @@ def rules() -> tuple[SecretRule, ...]:
             is_plugin = isinstance(kind, type) and issubclass(kind, RegexBasedDetector)
             if is_plugin and kind.__module__ == plugins.__name__:
                 detector = kind()
-                rules_read += [
-                    SecretRule(name, _as_bytes(pattern), detector) for pattern in detector.denylist
-                ]
+                for pattern in map(re.compile, detector.denylist):
+                    flags = pattern.flags & ~re.UNICODE
+                    rules_read.append(
+                        SecretRule(name, re.compile(pattern.pattern.encode(), flags), detector)
+                    )
     return tuple(rules_read)
-
-
-def _as_bytes(pattern: Any) -> re.Pattern[bytes]:
-    compiled = re.compile(pattern) if isinstance(pattern, str) else pattern
-    return re.compile(compiled.pattern.encode(), compiled.flags & ~re.UNICODE)
 
 
 def version() -> str:

@@ -125,9 +125,10 @@ def choose(spec: JobSpec, files: ScriptFiles, nested: Nested | None) -> Choice:
     if nested and nested.is_waited_for:
         return Choice("python", f"{nested.where} {nested.what}")
     choice = _in_imports(files, Path(spec.source), spec.script) or _in_image(spec)
-    if choice and _is_gloo(spec, choice.launcher):
-        return Choice("horovod-gloo", f"{choice.why}, and HOROVOD_CONTROLLER is gloo")
     if choice:
+        is_gloo = spec.env.get("HOROVOD_CONTROLLER", "").lower() == "gloo"
+        if choice.launcher == "horovod" and is_gloo:
+            return Choice("horovod-gloo", f"{choice.why}, and HOROVOD_CONTROLLER is gloo")
         return choice
     if spec.script.endswith(".py"):
         first: dict[str, str] = {}
@@ -136,10 +137,6 @@ def choose(spec: JobSpec, files: ScriptFiles, nested: Nested | None) -> Choice:
         frameworks = ", ".join(first.values())
         return Choice(DEFAULT, f"{one_line(spec.script)} imports none of {frameworks}")
     return Choice(DEFAULT, f"{one_line(spec.script)} is not a Python script")
-
-
-def _is_gloo(spec: JobSpec, launcher: str) -> bool:
-    return launcher == "horovod" and spec.env.get("HOROVOD_CONTROLLER", "").lower() == "gloo"
 
 
 def _in_image(spec: JobSpec) -> Choice | None:
@@ -237,9 +234,13 @@ def find_nested(files: ScriptFiles, source: Path, script: str) -> Nested | None:
             nested = _nested(command, where, has_wait=has_wait, is_ignored=is_ignored)
             if nested is not None:
                 return nested
-            further = _script_of(command.argv)
-            if further and further not in names:
-                names.append(further)
+            # The shell script that the command runs, if any.
+            is_shell = command.argv[0] in started_commands.SHELLS
+            words = command.argv[1:] if is_shell else command.argv[:1]
+            further = next((word for word in words if not word.startswith("-")), "")
+            if further.endswith(".sh") and not further.startswith("/"):
+                further = further.removeprefix("./")
+                names += [further] if further not in names else []
     return None
 
 
@@ -290,13 +291,6 @@ def _program(argv: Sequence[str]) -> str:
     """Return the Python script that a command starts, as ``cloudjob submit`` expects it."""
     script = next((argument for argument in argv if argument.endswith(".py")), "SCRIPT")
     return one_line(script.removeprefix("./"))
-
-
-def _script_of(argv: Sequence[str]) -> str:
-    """Return the shell script that a command runs; empty if it runs none."""
-    names = argv[1:] if argv[0] in started_commands.SHELLS else argv[:1]
-    name = next((argument for argument in names if not argument.startswith("-")), "")
-    return name.removeprefix("./") if name.endswith(".sh") and not name.startswith("/") else ""
 
 
 def _launcher_by_name(rows: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from cloudjob.backends.base import Check
 from cloudjob.errors import CloudJobError, RecordsError, StoreError, Unanswered
 from cloudjob.home import make_home, records_path, scratch_folders, submits_folder
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
@@ -93,7 +92,10 @@ def _scratch(spec: JobSpec, home: Path, job: str) -> Iterator[Path]:
 def _send(prepared: Prepared, on_progress: OnProgress) -> Job:
     backend, uri, store, home = prepared.target
     job = prepared.paths.job
-    checks.require([*backend.checks(prepared.spec, uri), *_key_checks(prepared)], on_progress)
+    wrong = [*backend.checks(prepared.spec, uri)]
+    if not backend.copies_files and isinstance(store, Expiring):
+        wrong += checks.key_checks(prepared.spec, store.keys_end_at())
+    checks.require(wrong, on_progress)
     sending = partial(meter, "sending", on_progress=on_progress)
     with (
         Records(records_path(home)) as db,
@@ -123,12 +125,6 @@ def _send(prepared: Prepared, on_progress: OnProgress) -> Job:
         with suppress(StoreError):
             store.put_bytes(descriptions.dump(started, home), descriptions.key(job))
     return Job(started, backend, home, store)
-
-
-def _key_checks(prepared: Prepared) -> Iterator[Check]:
-    backend, store = prepared.target.backend, prepared.target.store
-    if not backend.copies_files and isinstance(store, Expiring):
-        yield from checks.key_checks(prepared.spec, store.keys_end_at())
 
 
 def _store_package(prepared: Prepared, claim: Claim) -> tuple[Prepared, StoredLayers]:

@@ -6,7 +6,7 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from cloudjob.backends import open_backend
@@ -274,7 +274,14 @@ def left_out(package: CodePackage) -> Iterator[Progress]:
     if ignored:
         text = f"left out of the package by ignore rules: {_first_of(ignored)}"
         yield Progress("note", f"{text}; `cloudjob package ls` shows all")
-    lost = list(_lost_links(package))
+    # Links in the package to files that are left out.
+    lost: list[str] = []
+    missing = {item.path.rstrip("/") for item in package.left_out}
+    for link, *_ in package.source_cache.entries if missing else ():
+        if link.kind == LINK:
+            target = PurePosixPath(posixpath.normpath(posixpath.join(link.name, "..", link.target)))
+            if not missing.isdisjoint(map(str, (target, *target.parents))):
+                lost.append(f"{shown(link.name)} -> {shown(link.target)}")
     if lost:
         text = f"links whose target is left out of the package: {_first_of(lost)}"
         yield Progress("warning", text)
@@ -289,18 +296,3 @@ def left_out(package: CodePackage) -> Iterator[Progress]:
 def _first_of(paths: list[str]) -> str:
     more = len(paths) - _PATHS_ON_LINE
     return ", ".join(paths[:_PATHS_ON_LINE]) + (f" and {more} more" if more > 0 else "")
-
-
-def _lost_links(package: CodePackage) -> Iterator[str]:
-    """Yield the links in the package to files that are left out."""
-    missing = {item.path.rstrip("/") for item in package.left_out}
-    for link in (cached.entry for cached in package.source_cache.entries):
-        path = posixpath.join(posixpath.dirname(link.name), link.target)
-        if link.kind == LINK and not missing.isdisjoint(_with_parents(posixpath.normpath(path))):
-            yield f"{shown(link.name)} -> {shown(link.target)}"
-
-
-def _with_parents(path: str) -> Iterator[str]:
-    while path not in ("", "/"):
-        yield path
-        path = posixpath.dirname(path)

@@ -297,7 +297,8 @@ def python_checks(spec: JobSpec, files: ScriptFiles) -> Iterator[Check]:
         return
     if chosen.stale:
         yield Check("python", False, f"{chosen.stale}; {chosen.shown}", is_needed=False)
-    other = _on_path()
+    program = shutil.which("python") or shutil.which("python3")
+    other = program and os.path.abspath(program)  # noqa: PTH100
     if not other or other == chosen.path:
         return
     missing = _missing(chosen.path, _imports(spec, files))
@@ -335,11 +336,6 @@ def _interpreter(spec: JobSpec) -> interpreters.Interpreter:
     key = BACKENDS[spec.backend].python_key
     section, _, name = key.partition(".")
     return interpreters.choose(getattr(getattr(spec, section), name), key)
-
-
-def _on_path() -> str:
-    program = shutil.which("python") or shutil.which("python3")
-    return str(Path(program).absolute()) if program else ""
 
 
 def _imports(spec: JobSpec, files: ScriptFiles) -> list[str]:

@@ -175,7 +175,8 @@ def own_files(folder: Path, importer: Path, name: str) -> list[Path] | None:
     files = [path / "__init__.py"] if dots else []
     for count, part in enumerate(filter(None, name.lstrip(".").split("."))):
         path = path / part
-        if path.is_dir() and (count or dots or _is_package(path, part)):
+        is_package = part not in _INSTALLED or (path / "__init__.py").is_file()
+        if path.is_dir() and (count or dots or is_package):
             files.append(path / "__init__.py")
         elif path.with_name(f"{part}.py").is_file():
             files.append(path.with_name(f"{part}.py"))
@@ -186,11 +187,6 @@ def own_files(folder: Path, importer: Path, name: str) -> list[Path] | None:
         else:
             return None
     return [file for file in files if file.is_file()]
-
-
-def _is_package(folder: Path, name: str) -> bool:
-    """Whether Python imports this folder as the module of that name."""
-    return name not in _INSTALLED or (folder / "__init__.py").is_file()
 
 
 def _names_of(node: ast.AST) -> Iterator[tuple[str, str, str]]:
@@ -214,18 +210,15 @@ def _walk(tree: ast.AST) -> Iterator[tuple[ast.AST, int]]:
         node, certainty = waiting.pop()
         yield node, certainty
         children: Iterable[ast.AST] = ast.iter_child_nodes(node)
-        if isinstance(node, ast.If) and _names_in(node.test) & {"TYPE_CHECKING"}:
+        tested = _names_in(node.test) if isinstance(node, ast.If) else set()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in tested:
             children = node.orelse
         elif isinstance(node, ast.Try) and any(map(_catches_imports, node.handlers)):
             certainty = OPTIONAL
-        elif isinstance(node, _LAZY_NODES) and not _is_main(node):
+        # The body of ``if __name__ == "__main__"`` always runs in a script.
+        elif isinstance(node, _LAZY_NODES) and "__name__" not in tested:
             certainty = max(certainty, LAZY)
         waiting += [(child, certainty) for child in children][::-1]
-
-
-def _is_main(node: ast.AST) -> bool:
-    """Whether this is ``if __name__ == "__main__"``, whose body always runs in a script."""
-    return isinstance(node, ast.If) and "__name__" in _names_in(node.test)
 
 
 def _names_in(tree: ast.AST) -> set[str]:

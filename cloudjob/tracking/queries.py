@@ -136,7 +136,9 @@ def find_all(
     # The records contain the state of each job that has ended; every other job costs a request.
     if which.states:
         # With a state filter, a job that does not match makes room for an older one.
-        selected = [record for record in records if not _is_excluded(record, which.states)]
+        selected = [
+            record for record in records if not record.final_json or record.state in which.states
+        ]
     else:
         selected = records[:limit]
     jobs = jobs_of(home, selected, sections)
@@ -210,11 +212,6 @@ def _records(home: Path, store: str, on_progress: OnProgress) -> list[JobRecord]
 
 def _state(job: Job) -> str:
     return job.last_status.state.value if job.last_status else ""
-
-
-def _is_excluded(record: JobRecord, states: tuple[str, ...]) -> bool:
-    """Whether a job has ended in a state that is not one of these."""
-    return bool(record.final_json) and record.state not in states
 
 
 class _Platforms:

@@ -14,7 +14,7 @@ from cloudjob.cli import sweeps
 from cloudjob.cli.messages import print_message, print_progress
 from cloudjob.cli.options import filter_flags, filters_of, json_flag, whole_number
 from cloudjob.cli.tables import print_fitting, print_table
-from cloudjob.model import summary
+from cloudjob.model import grid, summary
 from cloudjob.model.status import JobStatus
 from cloudjob.model.status import to_json as status_json
 
@@ -110,7 +110,9 @@ def _print_jobs(
         ranks = each.nodes * each.procs_per_node or "?"
         added = [job.submitted_by if job else ""] if options.store else []
         if options.sweep:
-            added.append(sweeps.values_text(sweep, each.job, job))
+            # The sweep has the values of unsubmitted jobs.
+            values = job.sweep_values() if job else sweep.values(each.job) if sweep else {}
+            added.append(grid.text_of(values))
         cells.append(
             (each.job, each.state, each.backend, each.nodes, ranks, summary.age(each),
              summary.duration(each), *added, hangs.get(each.job) or summary.reason(each))
