@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import SpecError
 from cloudjob.model.text import given, one_line
-from cloudjob.submission import started_commands
-from cloudjob.submission.scripts import ScriptFiles
-from cloudjob.submission.started_commands import Command
+from cloudjob.submission.scripts import SHELLS, Command, ScriptFiles, commands_of
 from jobentry.contract.launchers import DEFAULT, LAUNCHERS
 
 TYPE_CHECKING = False
@@ -226,7 +224,7 @@ def find_nested(files: ScriptFiles, source: Path, script: str) -> Nested | None:
     """Return the first launcher started by a script or by the shell scripts it runs."""
     names = [script]
     for name in names:
-        commands = started_commands.read(files[source / name])
+        commands = commands_of(files[source / name])
         has_wait = any(command.argv[0] == "wait" for command in commands)
         for at, command in enumerate(commands):
             is_ignored = command.is_failure_ignored or _goes_on_after(commands, at, name)
@@ -235,7 +233,7 @@ def find_nested(files: ScriptFiles, source: Path, script: str) -> Nested | None:
             if nested is not None:
                 return nested
             # The shell script that the command runs, if any.
-            is_shell = command.argv[0] in started_commands.SHELLS
+            is_shell = command.argv[0] in SHELLS
             words = command.argv[1:] if is_shell else command.argv[:1]
             further = next((word for word in words if not word.startswith("-")), "")
             if further.endswith(".sh") and not further.startswith("/"):

@@ -23,9 +23,9 @@ from cloudjob.package.claims import Claim, LayerMissing, StoredLayers
 from cloudjob.package.revision import of_source
 from cloudjob.store.base import Expiring, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.submission import checks, preparation, script_check
+from cloudjob.submission import checks, preparation
+from cloudjob.submission.checks import Script
 from cloudjob.submission.preparation import Decision, Prepared, SweepMember, Target
-from cloudjob.submission.script_check import Script
 from cloudjob.tracking import Job, descriptions, leftovers
 
 TYPE_CHECKING = False
@@ -49,7 +49,7 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
         CloudJobError: Nothing was started; the submit left nothing but layers, which the next
             submit uses and ``cloudjob store gc`` removes.
     """
-    script = script_check.check(spec)
+    script = checks.check_script(spec)
     job = preparation.new_id(spec.name)
     with _scratch(spec, home, job) as scratch:
         target, decision = decide(spec, script, home, scratch, on_progress)

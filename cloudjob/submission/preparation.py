@@ -22,8 +22,8 @@ from cloudjob.package.tree import LINK, Rule
 from cloudjob.store import certificates, environment, job_store, open_store
 from cloudjob.store.base import ObjectStore, Signer
 from cloudjob.submission import launcher_choice
+from cloudjob.submission.checks import Script
 from cloudjob.submission.launcher_choice import Choice
-from cloudjob.submission.script_check import Script
 from jobentry.contract import devices, names
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 from jobentry.contract.packages import Layer, damage_key

@@ -22,7 +22,7 @@ from cloudjob.model.status import Absence
 from cloudjob.model.times import rfc3339
 from cloudjob.model.validation import valid_part
 from cloudjob.notify.start import start_of_sweep
-from cloudjob.submission import pipeline, preparation, script_check
+from cloudjob.submission import checks, pipeline, preparation
 from cloudjob.submission.preparation import SweepMember
 from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile
 
@@ -84,7 +84,7 @@ def submit(
         CloudJobError: A job could not be submitted; those before it continue.
     """
     jobs = expand(spec)
-    script = script_check.check(spec)
+    script = checks.check_script(spec)
     on_progress = _report_once(on_progress)
     make_home(home)
     sweep = _find_interrupted(home, _key(spec), resume=resume)
