@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudjob.backends.encoding import file_uri
 from cloudjob.model.job import OPTIONS, SECTIONS, JobSpec
 from cloudjob.model.keys import Values
 from cloudjob.model.kinds import as_text, dotted
@@ -132,8 +133,6 @@ def _local_inputs(layer: Layer) -> dict[str, dict[str, Any]]:
         is_path = isinstance(place, str) and place.startswith(("/", "./", "../"))
         if not is_path and place not in (".", ".."):
             return place
-        from cloudjob.backends.encoding import file_uri
-
         path = os.path.normpath(layer.folder / str(place))
         try:
             # A sweep replaces {NAME} later.

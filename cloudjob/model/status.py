@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from cloudjob.errors import CloudJobError
+from cloudjob.model.times import local
 from jobentry.contract.exits import Cause as Cause
 from jobentry.contract.exits import Failure as Failure
 
@@ -249,8 +250,6 @@ class JobStatus:
 
     def facts(self, handle: str = "") -> list[tuple[str, object]]:
         """Return what a notebook shows of the job, each with its name."""
-        from cloudjob.model.times import local
-
         failure = self.failure
         return [
             ("job", self.job),

@@ -24,7 +24,7 @@ _SHOWN = (
 )
 
 
-class Code(NamedTuple):
+class StoredCode(NamedTuple):
     """Where the package is stored.
 
     Args:
@@ -51,7 +51,7 @@ class Submission(NamedTuple):
 
     spec: JobSpec
     job: str
-    code: Code
+    code: StoredCode
     record_uri: str
     outputs: tuple[tuple[str, str], ...]
     access: Mapping[str, str] = MappingProxyType({})
@@ -66,7 +66,7 @@ class Submission(NamedTuple):
 
 
 def submission_of(
-    spec: JobSpec, job: str, *, code: Code, record_uri: str, outputs_uri: str
+    spec: JobSpec, job: str, *, code: StoredCode, record_uri: str, outputs_uri: str
 ) -> Submission:
     """Return ``spec`` ready to send; an output without a URI gets one below ``outputs_uri``."""
     return Submission(

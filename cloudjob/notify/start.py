@@ -25,12 +25,12 @@ from cloudjob.errors import UsageError
 from cloudjob.home import hosts, locks, private_folder, writing
 from cloudjob.model import grid
 from cloudjob.model.rules import END, FAILURE, HANG
+from cloudjob.model.sections import Notify
 from cloudjob.model.text import secret_values
 from cloudjob.retries import Limits
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
-    from cloudjob.model.sections import Notify
     from cloudjob.notify.message import Notice, Targets
 
 _FOLDER = "notify"
@@ -220,7 +220,6 @@ def settle(home: Path, notice: Notice, described: Mapping[str, Any]) -> str:
 
 def _send_due(path: Path, notice: Notice, described: Mapping[str, Any]) -> str:
     # Importing an HTTP client would slow down every command that works with jobs.
-    from cloudjob.model.sections import Notify
     from cloudjob.notify import message, send
 
     name = notice.values["job"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob.home import private_folder
+from cloudjob.package.ignore import IgnoreRules
 from cloudjob.package.tree import SourceEntry
 
 # A longer file is data or a model rather than text that someone typed a key into.
@@ -259,8 +260,6 @@ def allowed(text: bytes) -> Allows:
 
     A line is a pattern of paths as in ``.gitignore``; after ``[rule]`` it allows that rule only.
     """
-    from cloudjob.package.ignore import IgnoreRules
-
     by_rule: dict[str, list[bytes]] = {}
     for line in text.splitlines():
         match = re.fullmatch(rb"\[([a-z0-9-]+)\]\s+(.+)", line)

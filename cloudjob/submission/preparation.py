@@ -15,7 +15,7 @@ from cloudjob.home import store_uri
 from cloudjob.model import sizes, validation
 from cloudjob.model.job import JobSpec
 from cloudjob.model.progress import OnProgress, Progress
-from cloudjob.model.submission import Code, Submission, submission_of
+from cloudjob.model.submission import StoredCode, Submission, submission_of
 from cloudjob.package import CodePackage, PackOptions, SourceCache, cache, pack
 from cloudjob.package.messages import shown
 from cloudjob.package.tree import LINK, Rule
@@ -214,7 +214,7 @@ def _submission(
     submission = submission_of(
         spec,
         paths.job,
-        code=Code(
+        code=StoredCode(
             uri=store.uri(paths.code),
             digest=package.digest,
             layers=tuple(store.uri(layer.key) for layer in layers),

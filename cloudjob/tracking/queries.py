@@ -37,7 +37,7 @@ _MAX_ASKED = 16
 _SHOWN_PROBLEMS = 10
 
 
-class Filter(NamedTuple):
+class JobFilter(NamedTuple):
     """Selects jobs; an empty field selects all.
 
     Args:
@@ -70,7 +70,7 @@ def filter_of(
     state: Sequence[str] = (),
     since: str = "",
     sweep: str = "",
-) -> Filter:
+) -> JobFilter:
     """Return the filter for values as users type them.
 
     Args:
@@ -89,7 +89,7 @@ def filter_of(
                     hint=f"one of {', '.join(allowed)}",
                 )
     earliest = parse_time(since) if since else ""
-    return Filter(tuple(backend), tuple(name), states, earliest, sweep)
+    return JobFilter(tuple(backend), tuple(name), states, earliest, sweep)
 
 
 def parse_time(text: str) -> str:
@@ -114,7 +114,7 @@ def parse_time(text: str) -> str:
 
 def find_all(
     home: Path,
-    which: Filter = Filter(),  # noqa: B008 (a value)
+    which: JobFilter = JobFilter(),  # noqa: B008 (a value)
     *,
     limit: int | None = None,
     store: str = "",

@@ -126,11 +126,11 @@ def _print_jobs(
 
 def _watch(look: Callable[[], _Statuses], options: argparse.Namespace) -> int:
     """Print the list again whenever a job has changed, until Ctrl-C or the key q."""
-    from cloudjob.cli.keys import KeyPress, Keys, Position
+    from cloudjob.cli.keys import KeyPress, KeyReader, Position
 
     is_live = sys.stdout.isatty()
     position, statuses, seen, key = Position(_ORDERS), look(), None, None
-    with Keys() as keys:
+    with KeyReader() as keys:
         while key is not KeyPress.QUIT:
             ordered = _sorted(statuses, position.order)
             position.limit(len(ordered))

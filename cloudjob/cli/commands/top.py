@@ -74,13 +74,13 @@ def _follow(job: cloudjob.Job, status: JobStatus) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from cloudjob.cli.keys import KeyPress, Keys, Position
+    from cloudjob.cli.keys import KeyPress, KeyReader, Position
 
     journals = cloudjob.Journals()
     reader = _reader(job, journals)
     polled_at_s = time.monotonic()
     console, position = Console(highlight=False), Position(tuple(_ORDERS))
-    with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+    with KeyReader() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         while not status.state.is_final:
             page = _page(job, status, journals, position.order)
             live.update(_window(console, page, position), refresh=True)
