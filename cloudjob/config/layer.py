@@ -75,7 +75,12 @@ def _keys(values: Mapping[str, Any], *location: str) -> Iterable[str]:
 
 def check(layer: Layer) -> Layer:
     """Reduce a layer to its valid values, add its errors, and resolve its paths."""
-    values = {**_with_plain_retries(layer), **_named_secrets(layer), **_local_inputs(layer)}
+    values = {**_with_plain_retries(layer), **_local_inputs(layer)}
+    names = values.get("secrets")
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        for index, name in enumerate(names):
+            layer.origins[f"secrets.{name}"] = layer.origins[f"secrets[{index}]"]
+        values["secrets"] = dict.fromkeys(names, "")
     # Report errors in the order of the file, which is that of the origins.
     order = {key: number for number, key in enumerate(layer.origins)}
     values, wrong = valid_part(values)
@@ -111,16 +116,6 @@ def _with_plain_retries(layer: Layer) -> dict[str, Any]:
         elif isinstance(values.setdefault("retry", {}), Mapping):
             values["retry"] = {**values["retry"], key: value}
     return values
-
-
-def _named_secrets(layer: Layer) -> dict[str, dict[str, str]]:
-    """Return the secrets of a layer as a mapping, if it lists only their names."""
-    names = layer.values.get("secrets")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return {}
-    for index, name in enumerate(names):
-        layer.origins[f"secrets.{name}"] = layer.origins[f"secrets[{index}]"]
-    return {"secrets": dict.fromkeys(names, "")}
 
 
 def _local_inputs(layer: Layer) -> dict[str, dict[str, Any]]:

@@ -88,28 +88,24 @@ def pack(
             tree, source_cache, destination, options.is_compressed, searcher, _allowed(tree), now_ns
         )
         try:
-            built = layer.make(job)
-            package = _package(tree, destination, built)
-            return package._replace(is_cached=package.source_cache == source_cache)
+            built, is_new = layer.make(job)
+            entries = [cached.entry for cached in built.entries]
+            built = built._replace(digest=built.digest or tree_digest(entries))
+            return CodePackage(
+                digest=built.digest,
+                size_bytes=sum(entry.size_bytes for entry in entries),
+                files=sum(entry.kind == FILE for entry in entries),
+                layers=tuple(each.layer for each in built.layers),
+                left_out=tree.left_out,
+                new=destination if is_new else None,
+                source_cache=built,
+                is_cached=built == source_cache,
+            )
         except ChangedError:
             if attempt == _ATTEMPTS:
                 raise
             time.sleep(_PAUSE_S)
     raise AssertionError("the last attempt returns or raises")
-
-
-def _package(tree: Tree, destination: Path, built: layer.BuiltLayer) -> CodePackage:
-    entries = [cached.entry for cached in built.source_cache.entries]
-    digest = built.source_cache.digest or tree_digest(entries)
-    return CodePackage(
-        digest=digest,
-        size_bytes=sum(entry.size_bytes for entry in entries),
-        files=sum(entry.kind == FILE for entry in entries),
-        layers=tuple(each.layer for each in built.source_cache.layers),
-        left_out=tree.left_out,
-        new=destination if built.is_new else None,
-        source_cache=built.source_cache._replace(digest=digest),
-    )
 
 
 def _allowed(tree: Tree) -> secrets.Allows:

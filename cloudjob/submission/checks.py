@@ -234,7 +234,7 @@ def _program(spec: JobSpec) -> Check | None:
         return None
     command = f"cloudjob submit --launcher command {one_line(shlex.join(argv))}"
     hint = f"{command} runs it once on each node"
-    replacement = launcher_choice.replacement_of(nested.launcher, argv) if nested else ""
+    replacement = launcher_choice.replacement_of(nested[0], argv) if nested else ""
     if replacement:
         hint = f"cloudjob submit {replacement} starts the ranks itself; {hint}"
     return Check(

@@ -260,7 +260,8 @@ def _nested(command: Command, where: str, *, has_wait: bool, is_ignored: bool) -
     is_left_behind = command.is_background and not has_wait
     nested = in_command(argv)
     if nested:
-        what, replacement = f"starts {nested.shown} itself", replacement_of(nested.launcher, argv)
+        launcher, program = nested
+        what, replacement = f"starts {program} itself", replacement_of(launcher, argv)
         return Nested(where, what, replacement, not is_left_behind, is_ignored)
     if command.is_repeated and is_left_behind and any(re.fullmatch(_PYTHON, word) for word in argv):
         what = "starts processes in a loop and does not wait for them"
@@ -291,35 +292,29 @@ def _program(argv: Sequence[str]) -> str:
     return one_line(script.removeprefix("./"))
 
 
-def _launcher_by_name(rows: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name.replace(":", " "): launcher for launcher, row in rows.items() for name in row.split()
-    }
+_BY_NAME = {
+    name.replace(":", " "): launcher
+    for rows in (_FUNCTIONS, _PROGRAMS)
+    for launcher, row in rows.items()
+    for name in row.split()
+}
 
 
-_BY_NAME = {**_launcher_by_name(_FUNCTIONS), **_launcher_by_name(_PROGRAMS)}
+def in_command(argv: Sequence[str]) -> tuple[str, str] | None:
+    """Return the launcher that a command starts; None if it starts none.
 
-
-class Known(NamedTuple):
-    """A launcher in a command.
-
-    Args:
-        launcher: The launcher of cloudjob that replaces it; empty if none does.
-        shown: The program, module or function that the command names.
+    Returns:
+        The launcher of cloudjob that replaces it, empty if none does, and the program, module or
+        function that the command names.
     """
-
-    launcher: str
-    shown: str
-
-
-def in_command(argv: Sequence[str]) -> Known | None:
-    """Return the launcher that a command starts; None if it starts none."""
     is_wrapped = argv[0].rpartition("/")[2] in _WRAPPERS
-    starts = range(_MAX_WRAPPED if is_wrapped else 1)
-    return next(filter(None, (_at_start(argv[at:]) for at in starts if at < len(argv))), None)
+    for at in range(min(_MAX_WRAPPED if is_wrapped else 1, len(argv))):
+        if nested := _at_start(argv[at:]):
+            return nested
+    return None
 
 
-def _at_start(argv: Sequence[str]) -> Known | None:
+def _at_start(argv: Sequence[str]) -> tuple[str, str] | None:
     if argv[1:2] and argv[1] in _NO_START:
         return None
     program, *words = [argument.rpartition("/")[2] for argument in argv]
@@ -332,5 +327,5 @@ def _at_start(argv: Sequence[str]) -> Known | None:
         names.append(word)
     for name in names:
         if name in _BY_NAME:
-            return Known(_BY_NAME[name], name.removeprefix("-m "))
+            return _BY_NAME[name], name.removeprefix("-m ")
     return None

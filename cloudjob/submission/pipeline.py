@@ -73,7 +73,10 @@ def decide(
     checks.require(checks.script_checks(spec, script), on_progress)
     target = Target.open(spec, home)
     decision = preparation.decide(spec, script, target, scratch, may_query=True)
-    preparation.report(decision, on_progress)
+    for note in preparation.choices(decision.choice, decision.ranks):
+        on_progress(Progress("note", note))
+    for progress in preparation.left_out(decision.package):
+        on_progress(progress)
     return target, decision
 
 

@@ -14,7 +14,7 @@ from cloudjob.backends.base import Backend
 from cloudjob.home import store_uri
 from cloudjob.model import sizes, validation
 from cloudjob.model.job import JobSpec
-from cloudjob.model.progress import OnProgress, Progress
+from cloudjob.model.progress import Progress
 from cloudjob.model.submission import StoredCode, Submission, submission_of
 from cloudjob.package import CodePackage, PackOptions, SourceCache, cache, pack
 from cloudjob.package.messages import shown
@@ -250,14 +250,6 @@ def _access(
 
 
 # -- reports --------------------------------------------------------------------------------------
-
-
-def report(decision: Decision, on_progress: OnProgress) -> None:
-    """Report what was chosen, and what the package lacks."""
-    for note in choices(decision.choice, decision.ranks):
-        on_progress(Progress("note", note))
-    for progress in left_out(decision.package):
-        on_progress(progress)
 
 
 def choices(choice: Choice | None, ranks: str) -> Iterator[str]:

@@ -143,21 +143,15 @@ def _numbers_to_submit(sweep: Sweep, limit: int, on_status: OnStatus | None) -> 
             job.remove()
             job = None
         if job is None:
-            if 0 < limit < file.jobs:
-                _wait_for_room(sweep, limit, on_status)
+            for statuses in sweep.polled(on_status) if 0 < limit < file.jobs else ():
+                running = [s for s in statuses if not (s.is_over or s.absence is Absence.WAITS)]
+                if sweep.is_cancelled or len(running) < limit:
+                    break
             if sweep.is_cancelled:
                 return
             yield number
         file = replace(file, submitted=number + 1)
         sweep.write(file)
-
-
-def _wait_for_room(sweep: Sweep, limit: int, on_status: OnStatus | None) -> None:
-    """Wait until fewer than ``limit`` jobs have not ended, or the sweep is cancelled."""
-    for statuses in sweep.polled(on_status):
-        started = [each for each in statuses if each.absence is not Absence.WAITS]
-        if sweep.is_cancelled or sum(not each.is_over for each in started) < limit:
-            return
 
 
 def _report_once(on_progress: OnProgress) -> OnProgress:

@@ -51,7 +51,10 @@ _ORDERS: dict[str, Callable[[int, RankSample], Any]] = {
     "CPU": lambda rank, sample: (-sample.cpu_percent, rank),
     "memory": lambda rank, sample: (-sample.rss_mib, rank),
     # The one for which the others wait comes first.
-    "waits": lambda rank, sample: (_waits_or_inf(sample), rank),
+    "waits": lambda rank, sample: (
+        inf if sample.waits_percent is None else sample.waits_percent,
+        rank,
+    ),
 }
 
 
@@ -211,10 +214,6 @@ def _ranks(journals: cloudjob.Journals, order: str = "") -> Sequence[Table | str
     left_out = len(last) - len(ranks)
     later = "" if by_order else " wrote something later"
     return (table, f"{counted(left_out, 'more rank')}{later}") if left_out else (table,)
-
-
-def _waits_or_inf(sample: RankSample) -> float:
-    return inf if sample.waits_percent is None else sample.waits_percent
 
 
 def add_top(parser: argparse.ArgumentParser) -> None:
