@@ -171,23 +171,11 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> S3C
         )
         if bundle:
             certificates.check(bundle)
-        client = session.client(
-            "s3",
-            endpoint_url=address.url or None,
-            region_name=address.region,
-            verify=bundle.path if bundle else None,
-            config=_config(uri, address),
-        )
+        client = _client(uri, session, address, bundle)
         if not (uri.is_obs or address.url or _is_amazons(client.meta.endpoint_url)):
             # boto3 itself has found another endpoint in a section of the profile.
-            other = address._replace(url=client.meta.endpoint_url)
-            client = session.client(
-                "s3",
-                endpoint_url=other.url,
-                region_name=address.region,
-                verify=bundle.path if bundle else None,
-                config=_config(uri, other),
-            )
+            address = address._replace(url=client.meta.endpoint_url)
+            client = _client(uri, session, address, bundle)
     except BotoCoreError as error:
         raise _unusable(uri, f"reading credentials: {errors.one_line(str(error))}") from error
     if credentials is None:
@@ -207,8 +195,10 @@ def _remove_empty_variables() -> None:
             os.environ.pop(name, None)
 
 
-def _config(uri: BucketUri, endpoint: S3Endpoint) -> Any:
-    """Return boto3's settings for an endpoint."""
+def _client(
+    uri: BucketUri, session: Any, endpoint: S3Endpoint, bundle: certificates.Bundle | None
+) -> Any:
+    """Return boto3's client for an endpoint."""
     from botocore.config import Config
 
     obs = {"payload_signing_enabled": False} if uri.is_obs else {}
@@ -216,7 +206,7 @@ def _config(uri: BucketUri, endpoint: S3Endpoint) -> Any:
     # support as part of the object. None leaves the choice to the user's own settings.
     is_amazons = not uri.is_obs and (not endpoint.url or _is_amazons(endpoint.url))
     checksums = None if is_amazons else "when_required"
-    return Config(
+    config = Config(
         signature_version="s3v4",
         s3={"addressing_style": endpoint.addressing, **obs},
         request_checksum_calculation=checksums,
@@ -225,6 +215,13 @@ def _config(uri: BucketUri, endpoint: S3Endpoint) -> Any:
         connect_timeout=_CONNECT_S,
         read_timeout=_READ_S,
         max_pool_connections=AT_ONCE,
+    )
+    return session.client(
+        "s3",
+        endpoint_url=endpoint.url or None,
+        region_name=endpoint.region,
+        verify=bundle.path if bundle else None,
+        config=config,
     )
 
 
