@@ -43,9 +43,9 @@ def masked(values: Mapping[str, str], names: Container[str]) -> dict[str, str]:
 
 def secrets_masked(values: Mapping[str, str]) -> dict[str, str]:
     """Return variables with ``***`` for values of those with a name such as ``WANDB_API_KEY``."""
-    return masked(
-        values, {name for name, value in values.items() if value and is_secret_name(name)}
-    )
+    return {
+        name: MASK if value and is_secret_name(name) else value for name, value in values.items()
+    }
 
 
 def secret_values(secrets: Mapping[str, str], env: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from cloudjob.errors import UsageError
 from cloudjob.model import grid, summary
 from cloudjob.model.rules import END, FAILURE, HANG
 from cloudjob.model.status import Hang, JobState, JobStatus
-from cloudjob.model.text import hide
+from cloudjob.model.text import hide, one_line
 
 if TYPE_CHECKING:
     from cloudjob.model.sections import Notify
@@ -250,5 +250,5 @@ def _cut_all(value: Any) -> Any:
 
 def _cut(text: str) -> str:
     """Return the beginning of a text, on one line."""
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    line = one_line(text)
     return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}..."

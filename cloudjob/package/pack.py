@@ -12,7 +12,7 @@ from cloudjob.package.layer import LayerInputs
 from cloudjob.package.messages import ChangedError, reading
 from cloudjob.package.scan import scan
 from cloudjob.package.secrets import Searcher
-from cloudjob.package.tree import FILE, LeftOut, Tree
+from cloudjob.package.tree import FILE, LeftOut
 from jobentry.contract.packages import Layer, tree_digest
 
 # Each line is a path pattern as in .gitignore; a [rule] in front limits the line to that rule.
@@ -84,8 +84,18 @@ def pack(
             check.script(tree, script)
         check.size(tree, limit_bytes)
         searcher = Searcher(options.home and options.home / "packages")
+        text = b""
+        if any(entry.name == ALLOW_FILE and entry.kind == FILE for entry in tree.entries):
+            with reading(source, ALLOW_FILE):
+                text = (source / ALLOW_FILE).read_bytes()
         job = LayerInputs(
-            tree, source_cache, destination, options.is_compressed, searcher, _allowed(tree), now_ns
+            tree,
+            source_cache,
+            destination,
+            options.is_compressed,
+            searcher,
+            secrets.allowed(text),
+            now_ns,
         )
         try:
             built, is_new = layer.make(job)
@@ -106,10 +116,3 @@ def pack(
                 raise
             time.sleep(_PAUSE_S)
     raise AssertionError("the last attempt returns or raises")
-
-
-def _allowed(tree: Tree) -> secrets.Allows:
-    if not any(entry.name == ALLOW_FILE and entry.kind == FILE for entry in tree.entries):
-        return lambda _: False
-    with reading(tree.source, ALLOW_FILE):
-        return secrets.allowed((tree.source / ALLOW_FILE).read_bytes())

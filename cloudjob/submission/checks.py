@@ -385,23 +385,17 @@ def _options(file: ScriptFile) -> tuple[set[str], bool]:
 
 
 def _accepts(spec: JobSpec, source: bytes) -> bool:
-    """Whether the job's Python is not the one that runs us, and parses a script."""
-    try:
-        python = _interpreter(spec).path
-    except BackendError:
-        # Building the request reports it.
-        return True
-    return python != sys.executable and _answer(python, _PARSE, source=source) is not None
+    """Whether the job's Python is missing, or not the one that runs us and parses a script."""
+    chosen = _interpreter(spec)
+    if chosen is None or chosen.path == sys.executable:
+        return chosen is None
+    return _answer(chosen.path, _PARSE, source=source) is not None
 
 
 def python_checks(spec: JobSpec, files: ScriptFiles) -> Iterator[Check]:
     """Yield a check that fails if another interpreter has modules that the script's lacks."""
-    if not BACKENDS[spec.backend].shares_files:
-        return
-    try:
-        chosen = _interpreter(spec)
-    except BackendError:
-        # Building the request reports it.
+    chosen = _interpreter(spec)
+    if chosen is None:
         return
     if chosen.stale:
         yield Check("python", False, f"{chosen.stale}; {chosen.shown}", is_needed=False)
@@ -423,9 +417,9 @@ def python_checks(spec: JobSpec, files: ScriptFiles) -> Iterator[Check]:
 
 def python_described(spec: JobSpec, files: ScriptFiles) -> tuple[str, ...]:
     """Return the interpreter of the script, then what is wrong with it, for people."""
-    if not BACKENDS[spec.backend].shares_files:
-        return ()
     chosen = _interpreter(spec)
+    if chosen is None:
+        return ()
     return f"{chosen.path} ({chosen.why})", *(check.found for check in python_checks(spec, files))
 
 
@@ -435,15 +429,17 @@ def _named(spec: JobSpec, python: str) -> str:
     return f"{section}: {{{key}: {python}}} in a job file"
 
 
-def _interpreter(spec: JobSpec) -> interpreters.Interpreter:
-    """Return the interpreter of the script on this machine.
-
-    Raises:
-        BackendError: The job file names one that does not exist.
-    """
-    key = BACKENDS[spec.backend].python_key
-    section, _, name = key.partition(".")
-    return interpreters.choose(getattr(getattr(spec, section), name), key)
+def _interpreter(spec: JobSpec) -> interpreters.Interpreter | None:
+    """Return the interpreter of the script; None if it does not exist, or only the nodes know."""
+    kind = BACKENDS[spec.backend]
+    if not kind.shares_files:
+        return None
+    section, _, name = kind.python_key.partition(".")
+    try:
+        return interpreters.choose(getattr(getattr(spec, section), name), kind.python_key)
+    except BackendError:
+        # Building the request reports it.
+        return None
 
 
 def _imports(spec: JobSpec, files: ScriptFiles) -> list[str]:
