@@ -54,11 +54,6 @@ class Absence(Enum):
     WAITS = "waits for other jobs of the sweep"
     NEVER_SUBMITTED = "never submitted"
 
-    @property
-    def is_lasting(self) -> bool:
-        """Whether the job will never be there again."""
-        return self not in (Absence.OUT_OF_REACH, Absence.WAITS)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
@@ -235,7 +230,7 @@ class JobStatus:
     @property
     def is_gone(self) -> bool:
         """Whether the job is not on its platform and will never be there again."""
-        return self.absence is not None and self.absence.is_lasting
+        return self.absence not in (None, Absence.OUT_OF_REACH, Absence.WAITS)
 
     @property
     def is_over(self) -> bool:
