@@ -30,7 +30,7 @@ def submit(home: Path, _address: Any) -> dict[str, float]:
     """Run the checks and create a job: from an open backend to its handle."""
     from cloudjob.backends.modelarts.backend import ModelArtsBackend
     from cloudjob.model.job import JobSpec
-    from cloudjob.model.submission import Code, submission_of
+    from cloudjob.model.submission import StoredCode, submission_of
     from cloudjob.store import open_store
 
     took = []
@@ -44,7 +44,7 @@ def submit(home: Path, _address: Any) -> dict[str, float]:
         open_store(uri).put_bytes(b"", f"{job}/node/boot.sh")
         base = f"obs://cloudjob/{job}"
         submission = submission_of(
-            spec, job, code=Code(f"{base}/code.json", "sha256:0"),
+            spec, job, code=StoredCode(f"{base}/code.json", "sha256:0"),
             record_uri=f"{base}/record/exit.json", outputs_uri=f"{base}/outputs",
         )  # fmt: skip
         fresh = ModelArtsBackend(home, {}, environ={}, user_home=home)

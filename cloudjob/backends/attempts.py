@@ -42,7 +42,7 @@ _UNREACHABLE = re.compile(
 _TEXT_LIMIT = 64 * 1024
 
 
-class Progress(NamedTuple):
+class AttemptProgress(NamedTuple):
     """How far an attempt came.
 
     Args:
@@ -53,19 +53,19 @@ class Progress(NamedTuple):
     step: int = -1
     lines: int = 0
 
-    def is_beyond(self, other: Progress) -> bool:
+    def is_beyond(self, other: AttemptProgress) -> bool:
         """Whether it came further; lines count only where no rank prints steps."""
         if self.step >= 0 or other.step >= 0:
             return self.step > other.step
         return self.lines > other.lines
 
 
-class Attempt(NamedTuple):
+class FailedAttempt(NamedTuple):
     """An attempt that has failed."""
 
     kind: Kind
     failure: Failure = Failure()
-    progress: Progress = Progress()
+    progress: AttemptProgress = AttemptProgress()
 
     @property
     def is_counted(self) -> bool:
@@ -99,7 +99,7 @@ class Reason(Enum):
     NO_TIME = "its time limit is over"
 
 
-class Decision(NamedTuple):
+class RetryDecision(NamedTuple):
     """Whether a job is tried again, and after which pause."""
 
     reason: Reason
@@ -147,7 +147,9 @@ _KINDS = {
 }
 
 
-def decide(attempts: Sequence[Attempt], rules: Rules, left_s: float | None = None) -> Decision:
+def decide(
+    attempts: Sequence[FailedAttempt], rules: Rules, left_s: float | None = None
+) -> RetryDecision:
     """Return whether a job is tried again after these attempts, of which the last has just failed.
 
     Args:
@@ -157,21 +159,21 @@ def decide(attempts: Sequence[Attempt], rules: Rules, left_s: float | None = Non
     counted = sum(attempt.is_counted for attempt in attempts)
     pause_s = min(MAX_PAUSE_S, rules.backoff_s * 2 ** min(len(attempts) - 1, 16))
     if last.kind in NEVER:
-        return Decision(Reason.NEVER)
+        return RetryDecision(Reason.NEVER)
     if counted > rules.max_retries or not rules.max_retries or len(attempts) >= MOST_ATTEMPTS:
-        return Decision(Reason.NO_RETRIES)
+        return RetryDecision(Reason.NO_RETRIES)
     if last.kind.value not in rules.on:
-        return Decision(Reason.NOT_CHOSEN)
+        return RetryDecision(Reason.NOT_CHOSEN)
     if len(attempts) > 1 and _is_same(attempts[-2], last):
-        return Decision(Reason.SAME)
+        return RetryDecision(Reason.SAME)
     if _without_progress(attempts) >= NO_PROGRESS:
-        return Decision(Reason.NO_PROGRESS)
+        return RetryDecision(Reason.NO_PROGRESS)
     if left_s is not None and left_s <= pause_s:
-        return Decision(Reason.NO_TIME)
-    return Decision(Reason.AGAIN, pause_s)
+        return RetryDecision(Reason.NO_TIME)
+    return RetryDecision(Reason.AGAIN, pause_s)
 
 
-def _is_same(one: Attempt, other: Attempt) -> bool:
+def _is_same(one: FailedAttempt, other: FailedAttempt) -> bool:
     """Whether two attempts failed in the same way at the same place, as a third one would."""
     if one.kind is not other.kind or one.kind not in _REPEATED_ALIKE:
         return False
@@ -184,12 +186,12 @@ def _place(failure: Failure) -> tuple[object, ...]:
     return (failure.signal, failure.exit_code, failure.message, stack[-1:])
 
 
-def _without_progress(attempts: Sequence[Attempt]) -> int:
+def _without_progress(attempts: Sequence[FailedAttempt]) -> int:
     """Return how many of the last attempts came no further than the best before them.
 
     A preemption says nothing about the job.
     """
-    best, count = Progress(), 0
+    best, count = AttemptProgress(), 0
     for attempt in attempts:
         if attempt.progress.is_beyond(best):
             best, count = attempt.progress, 0
@@ -198,7 +200,7 @@ def _without_progress(attempts: Sequence[Attempt]) -> int:
     return count
 
 
-def explain(attempts: Sequence[Attempt], rules: Rules, decision: Decision) -> str:
+def explain(attempts: Sequence[FailedAttempt], rules: Rules, decision: RetryDecision) -> str:
     """Return the line of the job's log about the end of its last attempt."""
     last = attempts[-1]
     failed = f"attempt {len(attempts)} of {total(attempts, rules)} failed (cause: {last.kind})"
@@ -208,7 +210,7 @@ def explain(attempts: Sequence[Attempt], rules: Rules, decision: Decision) -> st
     return f"{failed}; attempt {len(attempts) + 1} of {total(attempts, rules)} begins{after}"
 
 
-def total(attempts: Sequence[Attempt], rules: Rules) -> int:
+def total(attempts: Sequence[FailedAttempt], rules: Rules) -> int:
     """Return how many attempts a job may have, with those that do not count."""
     return rules.max_retries + 1 + sum(not attempt.is_counted for attempt in attempts)
 
@@ -220,7 +222,7 @@ _STEP = re.compile(
 _LINE_LIMIT = 512
 
 
-def progress_of(lines: Iterable[bytes]) -> Progress:
+def progress_of(lines: Iterable[bytes]) -> AttemptProgress:
     """Return how far an attempt came, from lines of its log."""
     step, count = -1, 0
     for line in lines:
@@ -228,4 +230,4 @@ def progress_of(lines: Iterable[bytes]) -> Progress:
             count += 1
             for match in _STEP.finditer(line, 0, _LINE_LIMIT):
                 step = max(step, int(match[1]))
-    return Progress(step, count)
+    return AttemptProgress(step, count)

@@ -44,13 +44,13 @@ _KEYS = {
 }
 
 
-class Keys:
+class KeyReader:
     """Reads keys from the terminal on stdin; without one, every wait takes its full time."""
 
     def __init__(self) -> None:
         self._saved: list[object] | None = None
 
-    def __enter__(self) -> Keys:
+    def __enter__(self) -> KeyReader:
         if sys.stdin is not None and os.isatty(0):
             import termios
             import tty

@@ -68,7 +68,8 @@ class LiveLines:
 
     def __enter__(self) -> LiveLines:
         if self._descriptor is not None:
-            messages.before_message = self._erase
+            # Removes the lines until the next ``show``.
+            messages.before_message = lambda: self.show([]) if self._live else None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,11 +113,6 @@ class LiveLines:
                 )  # fmt: skip
                 self._live.start()
             self._live.update(self._fitting(lines), refresh=True)
-
-    def _erase(self) -> None:
-        """Remove the lines until the next ``show``."""
-        if self._live:
-            self.show([])
 
     def _fitting(self, lines: Sequence[bytes]) -> Group:
         """Return at most half a terminal of lines, each to be cut to the terminal's width."""

@@ -9,7 +9,7 @@ from cloudjob.cli.options import Parser, sentence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    pass
 
 _DESCRIPTION = "Run a training script on several nodes: here, on a cluster or in the cloud."
 _EXAMPLES = """\
@@ -101,20 +101,16 @@ def split_at_script(parser: Parser, arguments: list[str]) -> tuple[list[str], li
         for name in action.option_strings
         if action.nargs is None
     }
-    positions = _positions(arguments, takes_value)
-    first = next(positions, len(arguments))
-    if arguments[0] == "exec":
-        at = next(positions, len(arguments))
-        return arguments[:at], arguments[at + (arguments[at : at + 1] == ["--"]) :]
-    end = first + 1 + (arguments[first : first + 1] == ["--"])
-    return arguments[:end], arguments[end:]
-
-
-def _positions(arguments: list[str], takes_value: Container[str]) -> Iterator[int]:
-    """Yield the index of each argument after the command that is no option: a word, or ``--``."""
+    # The index of each argument after the command that is no option: a word, or ``--``.
+    positions: list[int] = []
     index = 1
     while index < len(arguments):
         argument = arguments[index]
         if not argument.startswith("-") or argument in ("-", "--"):
-            yield index
+            positions.append(index)
         index += 2 if argument in takes_value else 1
+    first, at, *_ = *positions, len(arguments), len(arguments)
+    if arguments[0] == "exec":
+        return arguments[:at], arguments[at + (arguments[at : at + 1] == ["--"]) :]
+    end = first + 1 + (arguments[first : first + 1] == ["--"])
+    return arguments[:end], arguments[end:]

@@ -10,10 +10,11 @@ import cloudjob
 from cloudjob.cli.messages import print_json, print_message
 from cloudjob.cli.tables import print_table
 from cloudjob.model import summary
+from jobentry.contract.preflight import Weight
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from jobentry.contract.preflight import Finding, Report
+    from jobentry.contract.preflight import Report
 
 _SCRIPT = "preflight.py"
 _KEYS = ("nodes", "backend", "store", "image", "flavor")
@@ -51,7 +52,7 @@ def check_nodes(options: argparse.Namespace) -> int:
         print_message(f"hint: `cloudjob logs {job.id}` shows its log")
         return 1
     show(report, is_json=options.json)
-    if any(_is_fault(finding) for finding in report.findings):
+    if any(finding.weight is Weight.FAULT for finding in report.findings):
         return 1
     if status.exit_code != 0:
         # The check found no fault, but a script that does nothing has not succeeded.
@@ -78,9 +79,3 @@ def show(report: Report, *, is_json: bool) -> None:
         print(f"{finding.weight.value}: node {nodes}: {finding.text}")
         if finding.hint:
             print(f"  -> {finding.hint}")
-
-
-def _is_fault(finding: Finding) -> bool:
-    from jobentry.contract.preflight import Weight
-
-    return finding.weight is Weight.FAULT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 from cloudjob.cli.messages import print_json, print_message
@@ -42,18 +43,12 @@ def show(
         for name, text in sweep:
             print_message(f"{name}: {text}")
     if options.show_request:
-        print_request(result)
+        # In the format of the platform's own tool, or as JSON.
+        print(result.text or json.dumps(result.request, indent=2) + "\n", end="")
     elif options.json:
         print_all(result)
     else:
         print_page(result, spec, sweep)
-
-
-def print_request(preview: Preview) -> None:
-    """Print the request in the format of the platform's own tool, or as JSON."""
-    import json
-
-    print(preview.text or json.dumps(preview.request, indent=2) + "\n", end="")
 
 
 def print_all(preview: Preview) -> None:

@@ -38,7 +38,10 @@ def send(spec: JobSpec, options: argparse.Namespace) -> int:
     if options.dry_run or options.show_request:
         from cloudjob.cli import preview
 
-        preview.show(jobs[0][1], options, _rows(jobs, size))
+        # The page shows the first job.
+        first, last = (shlex.join([one.script, *one.args]) for _, one in (jobs[0], jobs[-1]))
+        rows = [("sweep", size), ("first job", first), ("last job", last), ("", "")]
+        preview.show(jobs[0][1], options, rows)
         return 0
     if options.detach and 0 < limit < len(jobs):
         raise UsageError(
@@ -58,12 +61,6 @@ def send(spec: JobSpec, options: argparse.Namespace) -> int:
     if options.json:
         print_json({"sweep": sweep.id, "jobs": [status_json(status) for status in statuses]})
     return exit_code_of(statuses)
-
-
-def _rows(jobs: Sequence[tuple[Mapping[str, str], JobSpec]], size: str) -> list[tuple[str, str]]:
-    """Return the rows that a dry run adds for a sweep to the page of its first job."""
-    commands = [shlex.join([one.script, *one.args]) for _, one in (jobs[0], jobs[-1])]
-    return [("sweep", size), ("first job", commands[0]), ("last job", commands[1]), ("", "")]
 
 
 def _submit_sweep(
@@ -155,8 +152,3 @@ def unsubmitted(options: argparse.Namespace) -> list[JobStatus]:
         return []
     states = [state.upper() for state in options.state]
     return [each for each in sweep.unsubmitted() if not states or each.state.value in states]
-
-
-def values_text(sweep: Sweep | None, name: str, job: cloudjob.Job | None) -> str:
-    """Return the values of a job of a sweep; the sweep has those of unsubmitted jobs."""
-    return grid.text_of(job.sweep_values() if job else sweep.values(name) if sweep else {})

@@ -29,25 +29,23 @@ def files_of(
     job_file: str | None, cwd: Path, source: Path, environ: Mapping[str, str]
 ) -> list[ConfigFile]:
     """Return the files that may hold a layer, the farthest first."""
+    named = environ.get(CLOUDJOB_CONFIG, "")
+    if named:
+        user_file = ConfigFile(Path(named), "user file", named, must_exist=True)
+    else:
+        import platformdirs
+
+        path = Path(platformdirs.user_config_dir("cloudjob"), "config.yaml")
+        user_file = ConfigFile(path, "user file", str(path))
     project = source / PROJECT_FILE
     project_title = PROJECT_FILE if source == cwd else str(project)
-    files = [_user_file(environ), ConfigFile(project, "project file", project_title)]
+    files = [user_file, ConfigFile(project, "project file", project_title)]
     if job_file is not None:
         job_path = cwd / job_file
         if job_path.absolute() == project.absolute():
             files.pop()  # Reading the same file twice would report its problems twice.
         files.append(ConfigFile(job_path, "job file", job_file, must_exist=True))
     return files
-
-
-def _user_file(environ: Mapping[str, str]) -> ConfigFile:
-    named = environ.get(CLOUDJOB_CONFIG, "")
-    if named:
-        return ConfigFile(Path(named), "user file", named, must_exist=True)
-    import platformdirs
-
-    path = Path(platformdirs.user_config_dir("cloudjob"), "config.yaml")
-    return ConfigFile(path, "user file", str(path))
 
 
 def read_bytes(path: Path) -> bytes:

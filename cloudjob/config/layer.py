@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudjob.backends.encoding import file_uri
 from cloudjob.model.job import OPTIONS, SECTIONS, JobSpec
 from cloudjob.model.keys import Values
 from cloudjob.model.kinds import as_text, dotted
@@ -74,7 +75,12 @@ def _keys(values: Mapping[str, Any], *location: str) -> Iterable[str]:
 
 def check(layer: Layer) -> Layer:
     """Reduce a layer to its valid values, add its errors, and resolve its paths."""
-    values = {**_with_plain_retries(layer), **_named_secrets(layer), **_local_inputs(layer)}
+    values = {**_with_plain_retries(layer), **_local_inputs(layer)}
+    names = values.get("secrets")
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        for index, name in enumerate(names):
+            layer.origins[f"secrets.{name}"] = layer.origins[f"secrets[{index}]"]
+        values["secrets"] = dict.fromkeys(names, "")
     # Report errors in the order of the file, which is that of the origins.
     order = {key: number for number, key in enumerate(layer.origins)}
     values, wrong = valid_part(values)
@@ -112,16 +118,6 @@ def _with_plain_retries(layer: Layer) -> dict[str, Any]:
     return values
 
 
-def _named_secrets(layer: Layer) -> dict[str, dict[str, str]]:
-    """Return the secrets of a layer as a mapping, if it lists only their names."""
-    names = layer.values.get("secrets")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return {}
-    for index, name in enumerate(names):
-        layer.origins[f"secrets.{name}"] = layer.origins[f"secrets[{index}]"]
-    return {"secrets": dict.fromkeys(names, "")}
-
-
 def _local_inputs(layer: Layer) -> dict[str, dict[str, Any]]:
     """Return the inputs of a layer, those that are paths of this machine as URIs."""
     inputs = layer.values.get("inputs")
@@ -132,8 +128,6 @@ def _local_inputs(layer: Layer) -> dict[str, dict[str, Any]]:
         is_path = isinstance(place, str) and place.startswith(("/", "./", "../"))
         if not is_path and place not in (".", ".."):
             return place
-        from cloudjob.backends.encoding import file_uri
-
         path = os.path.normpath(layer.folder / str(place))
         try:
             # A sweep replaces {NAME} later.

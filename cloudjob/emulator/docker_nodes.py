@@ -124,7 +124,7 @@ class DockerRuntime:
         image: str,
         labels: Mapping[str, str],
         keys: Keys,
-    ) -> requests.NodeRequest:
+    ) -> requests.ContainerRequest:
         network = requests.network_name(labels[requests.JOB_LABEL])
         unknown = requests.UNKNOWN_ADDRESS
         context = self._context
@@ -172,7 +172,7 @@ class DockerRuntime:
                 "EndpointsConfig": {network: {"Aliases": list(node_plan.aliases(row, index))}}
             },
         }
-        return requests.NodeRequest(name=short, host=host, config=config, env={})
+        return requests.ContainerRequest(name=short, host=host, config=config, env={})
 
     def _config(self, row: JobRow, index: int, nodes: Path) -> list[dict[str, Any]]:
         """Return the mount of the rank table, which the emulator writes once the nodes run."""

@@ -54,21 +54,15 @@ def writing(doing: str, path: Path, variable: str = "CLOUDJOB_HOME") -> Iterator
     try:
         yield
     except OSError as error:
-        _check_file_system(doing, path, error)
+        if error.errno in file_systems.UNSUPPORTED:
+            folder = next(each for each in (path, *path.parents) if each.is_dir())
+            lacks = file_systems.missing_feature(folder)
+            if lacks:
+                raise BackendError(f"{doing}: {folder}: {lacks[0]}", hint=lacks[1]) from error
         raise BackendError(
             f"{doing}: {error.filename or path}: {error.strerror or error}",
             hint=_HINTS.get(error.errno or 0, _HINT).format(variable),
         ) from error
-
-
-def _check_file_system(doing: str, path: Path, error: OSError) -> None:
-    """Raise ``BackendError`` if an error shows that a file system cannot hold our state."""
-    if error.errno not in file_systems.UNSUPPORTED:
-        return
-    folder = next(each for each in (path, *path.parents) if each.is_dir())
-    lacks = file_systems.missing_feature(folder)
-    if lacks:
-        raise BackendError(f"{doing}: {folder}: {lacks[0]}", hint=lacks[1]) from error
 
 
 def make_home(folder: Path) -> None:
@@ -114,7 +108,10 @@ def private_folder(path: Path, *, is_ours: bool = True) -> None:
             parent.mkdir(mode=_PRIVATE)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-    _check_owner(path)
+    user = os.geteuid()
+    # A symbolic link may also belong to root, who could replace the folder anyway.
+    if path.stat().st_uid != user or path.lstat().st_uid not in (user, 0):
+        raise BackendError(f"using the folder {path}: it belongs to another user", hint=_OWN_FOLDER)
     mode = path.stat().st_mode
     is_shared = bool(mode & stat.S_ISVTX)
     if mode & _OTHERS and is_ours and not is_shared:
@@ -124,17 +121,6 @@ def private_folder(path: Path, *, is_ours: bool = True) -> None:
             f"using the folder {path}: other users may write to it",
             hint=_OWN_FOLDER if is_shared else f"chmod 700 {path}, or {_OWN_FOLDER}",
         )
-
-
-def _check_owner(path: Path) -> None:
-    user = os.geteuid()
-    # A symbolic link may also belong to root, who could replace the folder anyway.
-    if path.stat().st_uid == user and path.lstat().st_uid in (user, 0):
-        return
-    raise BackendError(
-        f"using the folder {path}: it belongs to another user",
-        hint=_OWN_FOLDER,
-    )
 
 
 def submits_folder(folder: Path) -> Path:

@@ -140,7 +140,9 @@ class Records:
         self._notices = WaitNotices()
         with self._translate_errors("opening"):
             is_new = not path.exists()
-            _make_private(path)
+            # SQLite would make a new file readable for everybody.
+            private_folder(path.parent, is_ours=is_own_file(path))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             lacks = file_systems.missing_feature(path.parent) if is_new else None
             if lacks:
                 path.unlink()
@@ -306,9 +308,3 @@ class Records:
 def hint_for(message: str) -> str:
     """Return the hint for an error message of SQLite or the system."""
     return next((hint for part, hint in _HINTS if part in message), _DEFAULT_HINT)
-
-
-def _make_private(path: Path) -> None:
-    """Create a missing file with mode 0600; SQLite would make it readable for everybody."""
-    private_folder(path.parent, is_ours=is_own_file(path))
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -85,7 +85,7 @@ def _probe(client: Any, image: str) -> dict[str, str]:
             client.wait(container_id, timeout=_LIMIT_S)
             text = client.logs(container_id, stdout=True, stderr=False).decode("utf-8", "replace")
     except BackendError as error:
-        if engine.is_refusal(error, engine.Refusal.NO_SUCH_PROGRAM):
+        if engine.is_refusal(error, engine.EngineRefusal.NO_SUCH_PROGRAM):
             return {}
         raise
     finally:

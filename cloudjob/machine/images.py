@@ -102,13 +102,9 @@ def build(
     with contextlib.closing(client):
         recipe = recipe_of(name, base)
         built = _build(client, recipe, additions, on_step, on_pull)
-        _tag(client, built, name, tag_of_base(base) if base else _LATEST)
+        tag = f"on-{_NO_TAG.sub('-', base)}"[:_MAX_TAG_LENGTH] if base else _LATEST
+        _tag(client, built, name, tag)
     return built
-
-
-def tag_of_base(base: str) -> str:
-    """Return the tag of an image that is built on ``base``."""
-    return f"on-{_NO_TAG.sub('-', base)}"[:_MAX_TAG_LENGTH]
 
 
 def recipe_of(name: str, base: str = "") -> Recipe:
@@ -124,7 +120,9 @@ def recipe_of(name: str, base: str = "") -> Recipe:
         )
     text = (_folder() / f"{name}.Dockerfile").read_text(encoding="utf-8")
     files = {path: data for path, data in _files(name) if path in text}
-    return Recipe(name, text, files, base or _default_base(text))
+    default_base = re.search(r"(?m)^ARG BASE=(.*)", text)
+    assert default_base
+    return Recipe(name, text, files, base or default_base[1].strip())
 
 
 def inputs(recipe: Recipe, base_id: str) -> str:
@@ -302,11 +300,6 @@ def _hint(lines: list[str]) -> str:
     if "No matching distribution" in text:
         return "the index does not have the package: --pip-config FILE can select another index"
     return ""
-
-
-def _default_base(text: str) -> str:
-    line = next(line for line in text.splitlines() if line.startswith("ARG BASE="))
-    return line.removeprefix("ARG BASE=").strip()
 
 
 def _files(name: str) -> Iterator[tuple[str, bytes]]:

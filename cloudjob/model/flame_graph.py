@@ -118,7 +118,8 @@ def page(title: str, notes: Sequence[str], rows: Iterable[tuple[Sequence[Call], 
     bars = _bars(root)
     height_px = _BAR_PX * (1 + max((bar.depth for bar in bars), default=0))
     # Only this script and this style may run, whatever a name contains.
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_hash(_SCRIPT)}'"
+    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode("utf-8")).digest()).decode("ascii")
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return "\n".join(
         (
             "<!doctype html>",
@@ -146,7 +147,8 @@ def _tree(rows: Iterable[tuple[Sequence[Call], str, int]]) -> _Node:
         node.looks += looks
         for call in calls:
             key = (call.file, call.function)
-            node = node.children.setdefault(key, _Node(call.function, call.file, _colour(call)))
+            colour = _LIBRARY if any(part in call.file for part in _LIBRARIES) else _OWN
+            node = node.children.setdefault(key, _Node(call.function, call.file, colour))
             node.looks += looks
             node.lines[call.line] += looks
         if wait:
@@ -155,10 +157,6 @@ def _tree(rows: Iterable[tuple[Sequence[Call], str, int]]) -> _Node:
             node = node.children.setdefault(key, _Node(wait, "", colour))
             node.looks += looks
     return root
-
-
-def _colour(call: Call) -> str:
-    return _LIBRARY if any(part in call.file for part in _LIBRARIES) else _OWN
 
 
 def _bars(root: _Node) -> list[_Bar]:
@@ -212,8 +210,3 @@ def _share(looks: int, all_looks: int) -> str:
 
 def _text(text: str) -> str:
     return escape(one_line(text))
-
-
-def _hash(script: str) -> str:
-    digest = hashlib.sha256(script.encode("utf-8")).digest()
-    return f"sha256-{base64.b64encode(digest).decode('ascii')}"

@@ -30,7 +30,7 @@ from cloudjob.model.kinds import (
 from cloudjob.model.rules import AUTO_RANKS, BACKENDS
 from cloudjob.model.sections import (
     Docker,
-    Hang,
+    HangSettings,
     Kubernetes,
     MindSpore,
     ModelArts,
@@ -203,7 +203,7 @@ class JobSpec(Values):
     slurm: Slurm = section(Slurm)
     mindspore: MindSpore = section(MindSpore)
     network: Network = section(Network)
-    hang: Hang = section(Hang)
+    hang: HangSettings = section(HangSettings)
     retry: Retry = section(Retry)
     notify: Notify = section(Notify)
     s3: ObjectStorage = section(ObjectStorage, "Settings of s3:// stores.")

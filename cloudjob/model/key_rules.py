@@ -92,7 +92,8 @@ def of_mindspore(spec: JobSpec) -> Iterator[tuple[str, str]]:
     servers = spec.env.get(_SERVERS, "")
     if launcher and spec.launcher in launchers and servers not in ("", "0"):
         yield from _server_conflicts(spec.launcher, servers)
-    yield from _device_conflicts(spec)
+    if settings.devices:
+        yield from _device_conflicts(spec)
 
 
 def _server_conflicts(launcher: str, servers: str) -> Iterator[tuple[str, str]]:
@@ -127,7 +128,7 @@ def _hardware_conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _device_conflicts(spec: JobSpec) -> Iterator[tuple[str, str]]:
     key, lines = "mindspore.devices", spec.mindspore.devices
-    if lines and len(lines) != spec.nodes:
+    if len(lines) != spec.nodes:
         yield key, f"needs a line for each node (given {len(lines)}; allowed {spec.nodes})"
     for index, line in enumerate(lines):
         try:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from cloudjob.errors import SpecError
-from cloudjob.model.kinds import Fault, Faults, Kind, dotted, faults_of
+from cloudjob.model.kinds import Fault, Kind, ValueFaults, dotted, faults_of
 from cloudjob.model.text import MASK, nearest, one_line
 
 TYPE_CHECKING = False
@@ -99,7 +99,7 @@ class Values:
     def __init__(self, **values: Any) -> None:
         try:
             vars(self).update(vars(self.read(values)))
-        except Faults as error:
+        except ValueFaults as error:
             problems = [f"{one_line(dotted(where))}: {what}" for where, what in error.faults]
             raise SpecError(problems) from None
 
@@ -108,11 +108,11 @@ class Values:
         """Return a model of these values, as a file or Python has them.
 
         Raises:
-            Faults: With every value that is wrong by itself.
+            ValueFaults: With every value that is wrong by itself.
         """
         new, faults = cls.read_given(values)
         if faults:
-            raise Faults(faults)
+            raise ValueFaults(faults)
         for name, item in cls.KEYS.items():
             if name not in new:
                 new[name] = item.default

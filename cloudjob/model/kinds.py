@@ -41,7 +41,7 @@ _VARIABLE = {"pattern": f"^(?!{'|'.join(RESERVED_PREFIXES)}){VARIABLE_RULE}$"}
 _SHAPE = "must be one text or number"
 
 
-class Faults(ValueError):
+class ValueFaults(ValueError):
     """Parts of a value are wrong.
 
     Args:
@@ -55,7 +55,7 @@ class Faults(ValueError):
 
 def faults_of(error: ValueError, *location: str | int) -> list[Fault]:
     """Return the faults of a value at this location that ``Kind.read`` has refused."""
-    if isinstance(error, Faults):
+    if isinstance(error, ValueFaults):
         return [((*location, *inner), what) for inner, what in error.faults]
     return [(location, str(error))]
 
@@ -273,7 +273,7 @@ class Texts(Kind):
             except ValueError as error:
                 faults += faults_of(error, index)
         if faults:
-            raise Faults(faults)
+            raise ValueFaults(faults)
         if self._check:
             self._check(tuple(texts))
         return tuple(texts)
@@ -318,7 +318,7 @@ class NameMap(Kind):
             except ValueError as error:
                 faults += faults_of(error, name)
         if faults:
-            raise Faults(faults)
+            raise ValueFaults(faults)
         return MappingProxyType(values)
 
     def schema(self) -> dict[str, Any]:

@@ -329,7 +329,7 @@ class Network(Values):
         "the job is ended.", env.DEFAULT_STALL_S / 60, is_harmless=True)
 
 
-class Hang(Values):
+class HangSettings(Values):
     """What to do if the job hangs: its ranks wait for each other, or for one that does not move."""
 
     action: str = key(

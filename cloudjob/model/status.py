@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from cloudjob.errors import CloudJobError
+from cloudjob.model.times import local
 from jobentry.contract.exits import Cause as Cause
 from jobentry.contract.exits import CutLog as CutLog
 from jobentry.contract.exits import Failure as Failure
@@ -53,11 +54,6 @@ class Absence(Enum):
     # Jobs of a sweep.
     WAITS = "waits for other jobs of the sweep"
     NEVER_SUBMITTED = "never submitted"
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether the job will never be there again."""
-        return self not in (Absence.OUT_OF_REACH, Absence.WAITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +235,7 @@ class JobStatus:
     @property
     def is_gone(self) -> bool:
         """Whether the job is not on its platform and will never be there again."""
-        return self.absence is not None and self.absence.is_lasting
+        return self.absence not in (None, Absence.OUT_OF_REACH, Absence.WAITS)
 
     @property
     def is_over(self) -> bool:
@@ -254,8 +250,6 @@ class JobStatus:
 
     def facts(self, handle: str = "") -> list[tuple[str, object]]:
         """Return what a notebook shows of the job, each with its name."""
-        from cloudjob.model.times import local
-
         failure = self.failure
         return [
             ("job", self.job),

@@ -24,7 +24,7 @@ _SHOWN = (
 )
 
 
-class Code(NamedTuple):
+class StoredCode(NamedTuple):
     """Where the package is stored.
 
     Args:
@@ -51,7 +51,7 @@ class Submission(NamedTuple):
 
     spec: JobSpec
     job: str
-    code: Code
+    code: StoredCode
     record_uri: str
     outputs: tuple[tuple[str, str], ...]
     access: Mapping[str, str] = MappingProxyType({})
@@ -66,7 +66,7 @@ class Submission(NamedTuple):
 
 
 def submission_of(
-    spec: JobSpec, job: str, *, code: Code, record_uri: str, outputs_uri: str
+    spec: JobSpec, job: str, *, code: StoredCode, record_uri: str, outputs_uri: str
 ) -> Submission:
     """Return ``spec`` ready to send; an output without a URI gets one below ``outputs_uri``."""
     return Submission(
@@ -106,7 +106,13 @@ def node_env(submission: Submission, node: int, hosts: tuple[str, ...]) -> NodeE
         hang_after_s=spec.hang.after_min * 60,
         hang_scale=spec.hang.scale,
         first_version=spec.modelarts.first_version,
-        open_mpi=_open_mpi(spec),
+        # The options of mpirun that users set as variables of the job.
+        open_mpi=OpenMpi(
+            bind_args=spec.env.get(names.OPENMPI_BIND_ARGS),
+            x_args=spec.env.get(names.OPENMPI_X_ARGS),
+            mca_args=spec.env.get(names.OPENMPI_MCA_ARGS),
+            extra_args=spec.env.get(names.OPENMPI_EXTRA_ARGS),
+        ),
         mindspore=_mindspore(spec),
     )
 
@@ -202,13 +208,3 @@ def _mindspore(spec: JobSpec) -> MindSpore:
 
 def _chosen(value: str) -> str:
     return "" if value == mindspore.NONE else value
-
-
-def _open_mpi(spec: JobSpec) -> OpenMpi:
-    """Return the options of mpirun that users set as variables of the job."""
-    return OpenMpi(
-        bind_args=spec.env.get(names.OPENMPI_BIND_ARGS),
-        x_args=spec.env.get(names.OPENMPI_X_ARGS),
-        mca_args=spec.env.get(names.OPENMPI_MCA_ARGS),
-        extra_args=spec.env.get(names.OPENMPI_EXTRA_ARGS),
-    )

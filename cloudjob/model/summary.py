@@ -49,8 +49,8 @@ def duration(status: JobStatus) -> str:
     if status.started_at is None or (status.ended_at is None and status.state.is_final):
         return ""
     end = status.ended_at or times.rfc3339(time.time())
-    seconds = times.seconds_between(status.started_at, end)
-    return "" if seconds is None else span(seconds)
+    seconds = times.seconds_of(end) - times.seconds_of(status.started_at)
+    return span(seconds) if seconds >= 0 else ""
 
 
 def reason(status: JobStatus) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from jobentry.contract.secret_values import is_secret_name, secret_forms
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -41,11 +43,9 @@ def masked(values: Mapping[str, str], names: Container[str]) -> dict[str, str]:
 
 def secrets_masked(values: Mapping[str, str]) -> dict[str, str]:
     """Return variables with ``***`` for values of those with a name such as ``WANDB_API_KEY``."""
-    from jobentry.contract.secret_values import is_secret_name
-
-    return masked(
-        values, {name for name, value in values.items() if value and is_secret_name(name)}
-    )
+    return {
+        name: MASK if value and is_secret_name(name) else value for name, value in values.items()
+    }
 
 
 def secret_values(secrets: Mapping[str, str], env: Mapping[str, str]) -> list[str]:
@@ -56,8 +56,6 @@ def secret_values(secrets: Mapping[str, str], env: Mapping[str, str]) -> list[st
 
 def secret_texts(values: Iterable[str]) -> list[str]:
     """Return the texts that ``hide`` masks for secrets: each line of a value, also encoded."""
-    from jobentry.contract.secret_values import secret_forms
-
     return [os.fsdecode(form) for form in secret_forms(map(os.fsencode, values))]
 
 

@@ -44,12 +44,6 @@ def seconds_of(text: str) -> float:
     return moment.timestamp() + float(fraction or 0)
 
 
-def seconds_between(start: str, end: str) -> float | None:
-    """Return the seconds between two RFC 3339 times; None if a clock was set back in between."""
-    seconds = seconds_of(end) - seconds_of(start)
-    return seconds if seconds >= 0 else None
-
-
 def normalised(text: str) -> str:
     """Return a time of any zone and precision in the format of ``rfc3339``.
 

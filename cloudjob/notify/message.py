@@ -13,7 +13,7 @@ from cloudjob.errors import UsageError
 from cloudjob.model import grid, summary
 from cloudjob.model.rules import END, FAILURE, HANG
 from cloudjob.model.status import Hang, JobState, JobStatus
-from cloudjob.model.text import hide
+from cloudjob.model.text import hide, one_line
 
 if TYPE_CHECKING:
     from cloudjob.model.sections import Notify
@@ -142,7 +142,8 @@ def of_sweep(
         statuses: The status of each of its jobs; at least one.
         values_of: Returns the values of a job by its id.
     """
-    ordered = sorted(statuses, key=_precedence)
+    precedence = {state: number for number, state in enumerate(_ORDER)}
+    ordered = sorted(statuses, key=lambda status: precedence.get(status.state, len(_ORDER)))
     first = ordered[0]
     started = [each.started_at for each in statuses if each.started_at]
     ended = [each.ended_at for each in statuses if each.ended_at]
@@ -175,10 +176,6 @@ def _line_of(job: Mapping[str, Any]) -> str:
 
 def _event(status: JobStatus) -> str:
     return FAILURE if status.state in (JobState.FAILED, JobState.UNKNOWN) else END
-
-
-def _precedence(status: JobStatus) -> int:
-    return _ORDER.index(status.state) if status.state in _ORDER else len(_ORDER)
 
 
 def _reason(status: JobStatus) -> str:
@@ -253,5 +250,5 @@ def _cut_all(value: Any) -> Any:
 
 def _cut(text: str) -> str:
     """Return the beginning of a text, on one line."""
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    line = one_line(text)
     return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}..."

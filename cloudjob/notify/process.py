@@ -63,7 +63,7 @@ class Outbox:
 
     def send(self, notice: Notice) -> None:
         """Send a notification."""
-        start.note_sending(self._lock, notice.event)
+        start.note(self._lock, start.SENDING, notice.event)
         try:
             send(notice, self.targets)
         except NotSent as error:
@@ -82,7 +82,7 @@ class Outbox:
         if end and start.is_due(end, self.targets.events):
             self.send(end)
         if self._failures:
-            start.note_failure(self._lock, "; ".join(self._failures))
+            start.note(self._lock, start.FAILED, "; ".join(self._failures))
         else:
             self._path.unlink(missing_ok=True)
 

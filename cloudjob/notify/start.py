@@ -25,17 +25,17 @@ from cloudjob.errors import UsageError
 from cloudjob.home import hosts, locks, private_folder, writing
 from cloudjob.model import grid
 from cloudjob.model.rules import END, FAILURE, HANG
+from cloudjob.model.sections import Notify
 from cloudjob.model.text import secret_values
 from cloudjob.retries import Limits
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
-    from cloudjob.model.sections import Notify
     from cloudjob.notify.message import Notice, Targets
 
 _FOLDER = "notify"
 # The first words of the lines of a file: what is being sent, and why something was not sent.
-_SENDING, _FAILED = "sending", "failed"
+SENDING, FAILED = "sending", "failed"
 # Seconds that a command waits at the end of a job: for the notifier, or for its own sending.
 _WAIT_S = 5.0
 _LOOK_S = 0.05
@@ -159,7 +159,7 @@ def failure(home: Path, name: str) -> str:
     except OSError:
         return ""
     kind, _, rest = (lines or [""])[-1].partition(" ")
-    return rest if kind == _FAILED else ""
+    return rest if kind == FAILED else ""
 
 
 def forget(home: Path, name: str) -> None:
@@ -167,19 +167,10 @@ def forget(home: Path, name: str) -> None:
     path_of(home, name).unlink(missing_ok=True)
 
 
-def note_sending(lock: int, event: str) -> None:
-    """Note in the file of a notifier that it is sending a notification."""
-    _note(lock, f"{_SENDING} {event}")
-
-
-def note_failure(lock: int, reason: str) -> None:
-    """Note in the file of a notifier why notifications were not sent."""
-    _note(lock, f"{_FAILED} {reason}")
-
-
-def _note(lock: int, line: str) -> None:
+def note(lock: int, kind: str, text: str) -> None:
+    """Note in the file of a notifier what it is ``SENDING``, or why sending has ``FAILED``."""
     with suppress(OSError):  # if the disk is full, only the report of a failure is lost
-        os.write(lock, f"{line}\n".encode("utf-8", "backslashreplace"))
+        os.write(lock, f"{kind} {text}\n".encode("utf-8", "backslashreplace"))
 
 
 # -- in a command at the end of a job -------------------------------------------------------------
@@ -209,7 +200,7 @@ def settle(home: Path, notice: Notice, described: Mapping[str, Any]) -> str:
                     reason = _send_due(path, notice, described)
                     if reason:
                         os.lseek(lock, 0, os.SEEK_END)
-                        note_failure(lock, reason)
+                        note(lock, FAILED, reason)
                     else:
                         path.unlink(missing_ok=True)
                 return reason
@@ -220,13 +211,12 @@ def settle(home: Path, notice: Notice, described: Mapping[str, Any]) -> str:
 
 def _send_due(path: Path, notice: Notice, described: Mapping[str, Any]) -> str:
     # Importing an HTTP client would slow down every command that works with jobs.
-    from cloudjob.model.sections import Notify
     from cloudjob.notify import message, send
 
     name = notice.values["job"]
     last = (path.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
     kind, _, rest = last.partition(" ")
-    if kind == _SENDING and rest != HANG:
+    if kind == SENDING and rest != HANG:
         return f"sending the notification of {name}: interrupted, so it may not have arrived"
     try:
         notify = Notify(**described["notify"])

@@ -35,7 +35,8 @@ def script(tree: Tree, path: str) -> None:
         for out, reason, _ in tree.left_out:
             if covers(out, name) or covers(out, real):
                 why = reason if out in (name, real) else f"in {shown(out)}, {reason}"
-                raise PackageError(f"{doing}: {why}", hint=_keep_hint(out))
+                hint = f"a line !{shown(out)} in {CLOUDJOBIGNORE} keeps it"
+                raise PackageError(f"{doing}: {why}", hint=hint)
         if full.is_dir():
             raise PackageError(f"{doing}: a folder", hint="name a file in it")
         if not full.is_file():
@@ -85,10 +86,6 @@ def ignore_line(path: str) -> str:
     """Return the line for an ignore file that matches exactly this path of the source."""
     text = re.sub(r"([*?\[\\])", r"\\\1", path)
     return "/" + re.sub(r" $", r"\\ ", text)
-
-
-def _keep_hint(left_out: str) -> str:
-    return f"a line !{shown(left_out)} in {CLOUDJOBIGNORE} keeps it"
 
 
 def _nearest(tree: Tree, name: str) -> str:

@@ -198,7 +198,7 @@ def note(keys: Iterable[str]) -> bytes:
     return json.dumps({"written_s": time.time(), "layers": sorted(keys)}).encode("ascii")
 
 
-class _Note(NamedTuple):
+class Note(NamedTuple):
     """A claim or a deletion.
 
     Args:
@@ -219,17 +219,12 @@ def noted_keys(store: ObjectStore, prefix: str, *, is_tolerant: bool = False) ->
     Raises:
         StoreError: One cannot be read.
     """
-    notes = _notes(store, prefix, is_tolerant=is_tolerant)
+    notes = notes_of(store, prefix, is_tolerant=is_tolerant)
     return {layer for each in notes if not each.is_stale for layer in each.layers}
 
 
-def stale_notes(store: ObjectStore) -> list[str]:
-    """Return the keys of the notes that killed processes left behind."""
-    notes = [*_notes(store, CLAIMS), *_notes(store, DELETIONS)]
-    return [each.key for each in notes if each.is_stale]
-
-
-def _notes(store: ObjectStore, prefix: str, *, is_tolerant: bool = False) -> Iterator[_Note]:
+def notes_of(store: ObjectStore, prefix: str, *, is_tolerant: bool = False) -> Iterator[Note]:
+    """Yield all claims or all deletions; see ``noted_keys``."""
     for key in list(store.list(prefix)):
         try:
             yield _note(store, key)
@@ -245,12 +240,12 @@ def _notes(store: ObjectStore, prefix: str, *, is_tolerant: bool = False) -> Ite
             log_once(error.message)
 
 
-def _note(store: ObjectStore, key: str) -> _Note:
+def _note(store: ObjectStore, key: str) -> Note:
     data = store.get_bytes(key)
     try:
         value = json.loads(data)
         is_stale = time.time() - float(value["written_s"]) > NOTE_LIFETIME_S
-        return _Note(key, is_stale, tuple(str(layer) for layer in value["layers"]))
+        return Note(key, is_stale, tuple(str(layer) for layer in value["layers"]))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise _BadNote(
             f"reading {store.uri(key)}: it was not written by cloudjob",

@@ -59,7 +59,13 @@ def collect(
     stop_s = time.monotonic() + claims.WORK_LIMIT_S
     layers = set(store.list(LAYERS))
     unneeded = layers - _needed(store, keep_s, ended_at)
-    notes = claims.stale_notes(store)
+    # Those that killed processes left behind.
+    notes = [
+        note.key
+        for prefix in (claims.CLAIMS, claims.DELETIONS)
+        for note in claims.notes_of(store, prefix)
+        if note.is_stale
+    ]
     if dry_run:
         return Collected((*sorted(unneeded), *notes), len(layers) - len(unneeded))
     deleted: list[str] = []

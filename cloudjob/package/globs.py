@@ -261,13 +261,10 @@ class _GlobIndex:
             last = len(text) - _GRAM_BYTES + 1
             grams = {text[at : at + _GRAM_BYTES] for at in range(last)}
             for gram in self._by_gram.keys() & grams:
-                best = max(best, self._automaton(gram).last_match(text, is_folder))
+                if gram not in self._automata:
+                    self._automata[gram] = _Automaton(self._by_gram[gram])
+                best = max(best, self._automata[gram].last_match(text, is_folder))
         return best
-
-    def _automaton(self, gram: bytes) -> _Automaton:
-        if gram not in self._automata:
-            self._automata[gram] = _Automaton(self._by_gram[gram])
-        return self._automata[gram]
 
 
 def _grams(steps: Sequence[bytes | None], breaks: set[int]) -> Iterator[bytes]:

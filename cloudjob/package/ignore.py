@@ -111,17 +111,6 @@ class IgnoreRules:
         )
 
 
-def read_rules(folder: str, prefix: str, name: str, *, folds_case: bool = False) -> IgnoreRules:
-    """Read an ignore file in a folder of the source.
-
-    Raises:
-        OSError: The file cannot be read.
-        PackageError: It is too large.
-    """
-    text = Path(folder, name).read_bytes()
-    return IgnoreRules(prefix + name, text, prefix=prefix, folds_case=folds_case)
-
-
 def outer_rules(source: str, settings: GitSettings) -> tuple[IgnoreRules, ...]:
     """Return the rules of git from outside the source, lowest precedence first.
 

@@ -42,15 +42,11 @@ class LayerInputs(NamedTuple):
     now_ns: int
 
 
-class BuiltLayer(NamedTuple):
-    """The package as it is now; ``is_new`` is true if a layer was written."""
-
-    source_cache: SourceCache
-    is_new: bool
-
-
-def make(job: LayerInputs) -> BuiltLayer:
+def make(job: LayerInputs) -> tuple[SourceCache, bool]:
     """Write the changes as one layer, or the whole tree if the old layers are not worth keeping.
+
+    Returns:
+        The package as it is now, and whether a layer was written.
 
     Raises:
         ChangedError: A file has changed since the source was scanned.
@@ -62,7 +58,7 @@ def make(job: LayerInputs) -> BuiltLayer:
         names = {each.entry.name for each in entries}
         removed = {each.entry.name for each in job.source_cache.entries} - names
         if not removed and all(each.layer < len(old) for each in entries):
-            return BuiltLayer(job.source_cache._replace(entries=entries), is_new=False)
+            return job.source_cache._replace(entries=entries), False
         kept = _kept(old, entries)
         if kept or not old:
             _store_again(job, layer, entries, kept)
@@ -71,16 +67,18 @@ def make(job: LayerInputs) -> BuiltLayer:
             listed = [each.entry for each in entries if each.layer >= kept]
             manifest = Manifest(listed, layer.contents, sorted(removed))
             new = CachedLayer(layer.finish(manifest), tuple(manifest.removed), layer.content_bytes)
-            return BuiltLayer(
-                SourceCache((*old[:kept], new), _numbered(entries, kept)), is_new=True
+            numbered = tuple(
+                each._replace(layer=min(each.layer, kept), holder=min(each.holder, kept))
+                for each in entries
             )
+            return SourceCache((*old[:kept], new), numbered), True
     return make(job._replace(source_cache=SourceCache()))
 
 
 def _entries(job: LayerInputs, layer: LayerFile) -> tuple[CachedEntry, ...]:
     """Return the tree with its digests, and store the contents that no layer holds.
 
-    The new layer has the number after all old ones, until ``_numbered``.
+    The new layer has the number after all old ones.
 
     Raises:
         ChangedError: A file has changed since the source was scanned.
@@ -134,14 +132,6 @@ def _store_again(
         is_missing = entry.kind == FILE and holder >= kept and entry.digest not in layer.contents
         if is_missing and _store(job, layer, source_entry, ())[0] != entry.digest:
             raise changed(job.tree.source, source_entry.name)
-
-
-def _numbered(entries: Sequence[CachedEntry], kept: int) -> tuple[CachedEntry, ...]:
-    """Return what to remember when the new layer follows the first ``kept`` ones."""
-    return tuple(
-        each._replace(layer=min(each.layer, kept), holder=min(each.holder, kept))
-        for each in entries
-    )
 
 
 def _store(

@@ -12,7 +12,7 @@ from cloudjob.package.layer import LayerInputs
 from cloudjob.package.messages import ChangedError, reading
 from cloudjob.package.scan import scan
 from cloudjob.package.secrets import Searcher
-from cloudjob.package.tree import FILE, LeftOut, Tree
+from cloudjob.package.tree import FILE, LeftOut
 from jobentry.contract.packages import Layer, tree_digest
 
 # Each line is a path pattern as in .gitignore; a [rule] in front limits the line to that rule.
@@ -84,36 +84,35 @@ def pack(
             check.script(tree, script)
         check.size(tree, limit_bytes)
         searcher = Searcher(options.home and options.home / "packages")
+        text = b""
+        if any(entry.name == ALLOW_FILE and entry.kind == FILE for entry in tree.entries):
+            with reading(source, ALLOW_FILE):
+                text = (source / ALLOW_FILE).read_bytes()
         job = LayerInputs(
-            tree, source_cache, destination, options.is_compressed, searcher, _allowed(tree), now_ns
+            tree,
+            source_cache,
+            destination,
+            options.is_compressed,
+            searcher,
+            secrets.allowed(text),
+            now_ns,
         )
         try:
-            built = layer.make(job)
-            package = _package(tree, destination, built)
-            return package._replace(is_cached=package.source_cache == source_cache)
+            built, is_new = layer.make(job)
+            entries = [cached.entry for cached in built.entries]
+            built = built._replace(digest=built.digest or tree_digest(entries))
+            return CodePackage(
+                digest=built.digest,
+                size_bytes=sum(entry.size_bytes for entry in entries),
+                files=sum(entry.kind == FILE for entry in entries),
+                layers=tuple(each.layer for each in built.layers),
+                left_out=tree.left_out,
+                new=destination if is_new else None,
+                source_cache=built,
+                is_cached=built == source_cache,
+            )
         except ChangedError:
             if attempt == _ATTEMPTS:
                 raise
             time.sleep(_PAUSE_S)
     raise AssertionError("the last attempt returns or raises")
-
-
-def _package(tree: Tree, destination: Path, built: layer.BuiltLayer) -> CodePackage:
-    entries = [cached.entry for cached in built.source_cache.entries]
-    digest = built.source_cache.digest or tree_digest(entries)
-    return CodePackage(
-        digest=digest,
-        size_bytes=sum(entry.size_bytes for entry in entries),
-        files=sum(entry.kind == FILE for entry in entries),
-        layers=tuple(each.layer for each in built.source_cache.layers),
-        left_out=tree.left_out,
-        new=destination if built.is_new else None,
-        source_cache=built.source_cache._replace(digest=digest),
-    )
-
-
-def _allowed(tree: Tree) -> secrets.Allows:
-    if not any(entry.name == ALLOW_FILE and entry.kind == FILE for entry in tree.entries):
-        return lambda _: False
-    with reading(tree.source, ALLOW_FILE):
-        return secrets.allowed((tree.source / ALLOW_FILE).read_bytes())

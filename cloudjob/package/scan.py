@@ -280,7 +280,10 @@ class _Walker:
             # As in git, a symbolic link does not count as an ignore file.
             if child.name in (GITIGNORE, CLOUDJOBIGNORE) and child.is_file(follow_symlinks=False):
                 with reading(self._source, prefix + child.name):
-                    rules = ignore.read_rules(path, prefix, child.name, folds_case=self._folds_case)
+                    text = Path(path, child.name).read_bytes()
+                    rules = IgnoreRules(
+                        prefix + child.name, text, prefix=prefix, folds_case=self._folds_case
+                    )
                 if child.name == CLOUDJOBIGNORE:
                     rules_of_ours = (rules, *rules_of_ours)
                 else:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudjob.home import private_folder
+from cloudjob.package.ignore import IgnoreRules
 from cloudjob.package.tree import SourceEntry
 
 # A longer file is data or a model rather than text that someone typed a key into.
@@ -114,15 +115,12 @@ def rules() -> tuple[SecretRule, ...]:
             is_plugin = isinstance(kind, type) and issubclass(kind, RegexBasedDetector)
             if is_plugin and kind.__module__ == plugins.__name__:
                 detector = kind()
-                rules_read += [
-                    SecretRule(name, _as_bytes(pattern), detector) for pattern in detector.denylist
-                ]
+                for pattern in map(re.compile, detector.denylist):
+                    flags = pattern.flags & ~re.UNICODE
+                    rules_read.append(
+                        SecretRule(name, re.compile(pattern.pattern.encode(), flags), detector)
+                    )
     return tuple(rules_read)
-
-
-def _as_bytes(pattern: Any) -> re.Pattern[bytes]:
-    compiled = re.compile(pattern) if isinstance(pattern, str) else pattern
-    return re.compile(compiled.pattern.encode(), compiled.flags & ~re.UNICODE)
 
 
 def version() -> str:
@@ -262,8 +260,6 @@ def allowed(text: bytes) -> Allows:
 
     A line is a pattern of paths as in ``.gitignore``; after ``[rule]`` it allows that rule only.
     """
-    from cloudjob.package.ignore import IgnoreRules
-
     by_rule: dict[str, list[bytes]] = {}
     for line in text.splitlines():
         match = re.fullmatch(rb"\[([a-z0-9-]+)\]\s+(.+)", line)

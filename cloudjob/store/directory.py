@@ -186,8 +186,10 @@ class DirectoryStore:
         """Remove unfinished writes older than ``older_than_s`` and return how many were removed."""
         before_s = time.time() - older_than_s
         count = 0
-        for key in self._unfinished():
+        for key, is_file in self._keys_below("", ""):
             above, _, name = key.rpartition("/")
+            if not is_file or not name.startswith(TEMPORARY):
+                continue
             with (
                 self._translate_errors("removing", key),
                 suppress(*_NO_OBJECT),
@@ -218,9 +220,12 @@ class DirectoryStore:
             try:
                 return os.fdopen(open_file_below(os.fspath(self.root), key), "rb")
             except OSError as error:
-                if error.errno in _LINK_OR_SOCKET:
-                    raise _not_a_file(f"{doing} {key} in {self.root}") from error
-                raise
+                if error.errno not in _LINK_OR_SOCKET:
+                    raise
+                raise UnreadableObject(
+                    f"{doing} {key} in {self.root}: it is not a regular file",
+                    hint="cloudjob stores only files: who may write to this folder?",
+                ) from error
 
     def _keys_below(self, folder: str, prefix: str) -> Iterator[tuple[str, bool]]:
         """Yield keys in order: a folder sorts as ``name/``, so ``a.txt`` comes before ``a/b``.
@@ -240,17 +245,6 @@ class DirectoryStore:
             keys += [(key + name, False) for name in others]
             keys.sort(key=lambda each: os.fsencode(each[0]), reverse=True)
             waiting += [each for each in keys if each[0].startswith(prefix)]
-
-    def _unfinished(self) -> Iterator[str]:
-        """Yield the keys of the temporary files that killed writers left behind."""
-        waiting = [""]
-        while waiting:
-            folder = waiting.pop()
-            for name in self._names(folder, folder)[0]:
-                if name.startswith(TEMPORARY):
-                    yield folder + name
-                elif name.endswith("/"):
-                    waiting.append(folder + name)
 
     def _names(self, folder: str, prefix: str) -> tuple[_Names, _Names]:
         """Return the names of the files and folders in a folder, and those of anything else.
@@ -320,10 +314,3 @@ def _copy(source: IO[bytes], file: IO[bytes], on_progress: OnBytes) -> None:
 _NO_OBJECT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # What Linux and macOS report when a link or a socket is opened; FreeBSD's EMLINK for a link, too.
 _LINK_OR_SOCKET = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EOPNOTSUPP)
-
-
-def _not_a_file(doing: str) -> UnreadableObject:
-    return UnreadableObject(
-        f"{doing}: it is not a regular file",
-        hint="cloudjob stores only files: who may write to this folder?",
-    )

@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 from cloudjob.errors import SpecError
 from cloudjob.model.text import given, one_line
-from cloudjob.submission import started_commands
-from cloudjob.submission.scripts import ScriptFiles
-from cloudjob.submission.started_commands import Command
+from cloudjob.submission.scripts import SHELLS, Command, ScriptFiles, commands_of
 from jobentry.contract.launchers import DEFAULT, LAUNCHERS
 
 TYPE_CHECKING = False
@@ -125,9 +123,10 @@ def choose(spec: JobSpec, files: ScriptFiles, nested: Nested | None) -> Choice:
     if nested and nested.is_waited_for:
         return Choice("python", f"{nested.where} {nested.what}")
     choice = _in_imports(files, Path(spec.source), spec.script) or _in_image(spec)
-    if choice and _is_gloo(spec, choice.launcher):
-        return Choice("horovod-gloo", f"{choice.why}, and HOROVOD_CONTROLLER is gloo")
     if choice:
+        is_gloo = spec.env.get("HOROVOD_CONTROLLER", "").lower() == "gloo"
+        if choice.launcher == "horovod" and is_gloo:
+            return Choice("horovod-gloo", f"{choice.why}, and HOROVOD_CONTROLLER is gloo")
         return choice
     if spec.script.endswith(".py"):
         first: dict[str, str] = {}
@@ -136,10 +135,6 @@ def choose(spec: JobSpec, files: ScriptFiles, nested: Nested | None) -> Choice:
         frameworks = ", ".join(first.values())
         return Choice(DEFAULT, f"{one_line(spec.script)} imports none of {frameworks}")
     return Choice(DEFAULT, f"{one_line(spec.script)} is not a Python script")
-
-
-def _is_gloo(spec: JobSpec, launcher: str) -> bool:
-    return launcher == "horovod" and spec.env.get("HOROVOD_CONTROLLER", "").lower() == "gloo"
 
 
 def _in_image(spec: JobSpec) -> Choice | None:
@@ -229,7 +224,7 @@ def find_nested(files: ScriptFiles, source: Path, script: str) -> Nested | None:
     """Return the first launcher started by a script or by the shell scripts it runs."""
     names = [script]
     for name in names:
-        commands = started_commands.read(files[source / name])
+        commands = commands_of(files[source / name])
         has_wait = any(command.argv[0] == "wait" for command in commands)
         for at, command in enumerate(commands):
             is_ignored = command.is_failure_ignored or _goes_on_after(commands, at, name)
@@ -237,9 +232,13 @@ def find_nested(files: ScriptFiles, source: Path, script: str) -> Nested | None:
             nested = _nested(command, where, has_wait=has_wait, is_ignored=is_ignored)
             if nested is not None:
                 return nested
-            further = _script_of(command.argv)
-            if further and further not in names:
-                names.append(further)
+            # The shell script that the command runs, if any.
+            is_shell = command.argv[0] in SHELLS
+            words = command.argv[1:] if is_shell else command.argv[:1]
+            further = next((word for word in words if not word.startswith("-")), "")
+            if further.endswith(".sh") and not further.startswith("/"):
+                further = further.removeprefix("./")
+                names += [further] if further not in names else []
     return None
 
 
@@ -261,7 +260,8 @@ def _nested(command: Command, where: str, *, has_wait: bool, is_ignored: bool) -
     is_left_behind = command.is_background and not has_wait
     nested = in_command(argv)
     if nested:
-        what, replacement = f"starts {nested.shown} itself", replacement_of(nested.launcher, argv)
+        launcher, program = nested
+        what, replacement = f"starts {program} itself", replacement_of(launcher, argv)
         return Nested(where, what, replacement, not is_left_behind, is_ignored)
     if command.is_repeated and is_left_behind and any(re.fullmatch(_PYTHON, word) for word in argv):
         what = "starts processes in a loop and does not wait for them"
@@ -292,42 +292,29 @@ def _program(argv: Sequence[str]) -> str:
     return one_line(script.removeprefix("./"))
 
 
-def _script_of(argv: Sequence[str]) -> str:
-    """Return the shell script that a command runs; empty if it runs none."""
-    names = argv[1:] if argv[0] in started_commands.SHELLS else argv[:1]
-    name = next((argument for argument in names if not argument.startswith("-")), "")
-    return name.removeprefix("./") if name.endswith(".sh") and not name.startswith("/") else ""
+_BY_NAME = {
+    name.replace(":", " "): launcher
+    for rows in (_FUNCTIONS, _PROGRAMS)
+    for launcher, row in rows.items()
+    for name in row.split()
+}
 
 
-def _launcher_by_name(rows: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name.replace(":", " "): launcher for launcher, row in rows.items() for name in row.split()
-    }
+def in_command(argv: Sequence[str]) -> tuple[str, str] | None:
+    """Return the launcher that a command starts; None if it starts none.
 
-
-_BY_NAME = {**_launcher_by_name(_FUNCTIONS), **_launcher_by_name(_PROGRAMS)}
-
-
-class Known(NamedTuple):
-    """A launcher in a command.
-
-    Args:
-        launcher: The launcher of cloudjob that replaces it; empty if none does.
-        shown: The program, module or function that the command names.
+    Returns:
+        The launcher of cloudjob that replaces it, empty if none does, and the program, module or
+        function that the command names.
     """
-
-    launcher: str
-    shown: str
-
-
-def in_command(argv: Sequence[str]) -> Known | None:
-    """Return the launcher that a command starts; None if it starts none."""
     is_wrapped = argv[0].rpartition("/")[2] in _WRAPPERS
-    starts = range(_MAX_WRAPPED if is_wrapped else 1)
-    return next(filter(None, (_at_start(argv[at:]) for at in starts if at < len(argv))), None)
+    for at in range(min(_MAX_WRAPPED if is_wrapped else 1, len(argv))):
+        if nested := _at_start(argv[at:]):
+            return nested
+    return None
 
 
-def _at_start(argv: Sequence[str]) -> Known | None:
+def _at_start(argv: Sequence[str]) -> tuple[str, str] | None:
     if argv[1:2] and argv[1] in _NO_START:
         return None
     program, *words = [argument.rpartition("/")[2] for argument in argv]
@@ -340,5 +327,5 @@ def _at_start(argv: Sequence[str]) -> Known | None:
         names.append(word)
     for name in names:
         if name in _BY_NAME:
-            return Known(_BY_NAME[name], name.removeprefix("-m "))
+            return _BY_NAME[name], name.removeprefix("-m ")
     return None

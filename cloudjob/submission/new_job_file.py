@@ -13,7 +13,7 @@ from cloudjob.errors import UsageError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.text import one_line
-from cloudjob.submission import launcher_choice, script_check, scripts
+from cloudjob.submission import checks, launcher_choice, scripts
 
 # Usual names of a script that trains.
 _SCRIPTS = ("train.py", "main.py", "run.py")
@@ -58,7 +58,7 @@ def job_file(script: str, folder: Path, environ: Mapping[str, str]) -> str:
 
 def _parts(script: str, folder: Path, environ: Mapping[str, str]) -> Iterator[list[str]]:
     spec = JobSpec(script=script, source=str(folder))
-    read = script_check.read(spec)
+    read = checks.read_script(spec)
     modules = {name.partition(".")[0] for name in read.files[folder / script].imports}
     choice = launcher_choice.choose(spec, read.files, read.nested)
     yield [

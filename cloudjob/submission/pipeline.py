@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from cloudjob.backends.base import Check
 from cloudjob.errors import CloudJobError, RecordsError, StoreError, Unanswered
 from cloudjob.home import make_home, records_path, scratch_folders, submits_folder
 from cloudjob.home.records import SUBMITTING, JobRecord, Records
@@ -24,9 +23,9 @@ from cloudjob.package.claims import Claim, LayerMissing, StoredLayers
 from cloudjob.package.revision import of_source
 from cloudjob.store.base import Expiring, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
-from cloudjob.submission import checks, preparation, script_check
+from cloudjob.submission import checks, preparation
+from cloudjob.submission.checks import Script
 from cloudjob.submission.preparation import Decision, Prepared, SweepMember, Target
-from cloudjob.submission.script_check import Script
 from cloudjob.tracking import Job, descriptions, leftovers
 
 TYPE_CHECKING = False
@@ -50,7 +49,7 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
         CloudJobError: Nothing was started; the submit left nothing but layers, which the next
             submit uses and ``cloudjob store gc`` removes.
     """
-    script = script_check.check(spec)
+    script = checks.check_script(spec)
     job = preparation.new_id(spec.name)
     with _scratch(spec, home, job) as scratch:
         target, decision = decide(spec, script, home, scratch, on_progress)
@@ -74,7 +73,10 @@ def decide(
     checks.require(checks.script_checks(spec, script), on_progress)
     target = Target.open(spec, home)
     decision = preparation.decide(spec, script, target, scratch, may_query=True)
-    preparation.report(decision, on_progress)
+    for note in preparation.choices(decision.choice, decision.ranks):
+        on_progress(Progress("note", note))
+    for progress in preparation.left_out(decision.package):
+        on_progress(progress)
     return target, decision
 
 
@@ -93,7 +95,10 @@ def _scratch(spec: JobSpec, home: Path, job: str) -> Iterator[Path]:
 def _send(prepared: Prepared, on_progress: OnProgress) -> Job:
     backend, uri, store, home = prepared.target
     job = prepared.paths.job
-    checks.require([*backend.checks(prepared.spec, uri), *_key_checks(prepared)], on_progress)
+    wrong = [*backend.checks(prepared.spec, uri)]
+    if not backend.copies_files and isinstance(store, Expiring):
+        wrong += checks.key_checks(prepared.spec, store.keys_end_at())
+    checks.require(wrong, on_progress)
     sending = partial(meter, "sending", on_progress=on_progress)
     with (
         Records(records_path(home)) as db,
@@ -123,12 +128,6 @@ def _send(prepared: Prepared, on_progress: OnProgress) -> Job:
         with suppress(StoreError):
             store.put_bytes(descriptions.dump(started, home), descriptions.key(job))
     return Job(started, backend, home, store)
-
-
-def _key_checks(prepared: Prepared) -> Iterator[Check]:
-    backend, store = prepared.target.backend, prepared.target.store
-    if not backend.copies_files and isinstance(store, Expiring):
-        yield from checks.key_checks(prepared.spec, store.keys_end_at())
 
 
 def _store_package(prepared: Prepared, claim: Claim) -> tuple[Prepared, StoredLayers]:

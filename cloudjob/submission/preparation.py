@@ -6,7 +6,7 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from cloudjob.backends import open_backend
@@ -14,16 +14,16 @@ from cloudjob.backends.base import Backend
 from cloudjob.home import store_uri
 from cloudjob.model import sizes, validation
 from cloudjob.model.job import JobSpec
-from cloudjob.model.progress import OnProgress, Progress
-from cloudjob.model.submission import Code, Submission, submission_of
+from cloudjob.model.progress import Progress
+from cloudjob.model.submission import StoredCode, Submission, submission_of
 from cloudjob.package import CodePackage, PackOptions, SourceCache, cache, pack
 from cloudjob.package.messages import shown
 from cloudjob.package.tree import LINK, Rule
 from cloudjob.store import certificates, environment, job_store, open_store
 from cloudjob.store.base import ObjectStore, Signer
 from cloudjob.submission import launcher_choice
+from cloudjob.submission.checks import Script
 from cloudjob.submission.launcher_choice import Choice
-from cloudjob.submission.script_check import Script
 from jobentry.contract import devices, names
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 from jobentry.contract.packages import Layer, damage_key
@@ -215,7 +215,7 @@ def _submission(
     submission = submission_of(
         spec,
         paths.job,
-        code=Code(
+        code=StoredCode(
             uri=store.uri(paths.code),
             digest=package.digest,
             layers=tuple(store.uri(layer.key) for layer in layers),
@@ -264,14 +264,6 @@ def _signed(store: Any, operations: list[tuple[str, str]], limit_s: int) -> dict
 # -- reports --------------------------------------------------------------------------------------
 
 
-def report(decision: Decision, on_progress: OnProgress) -> None:
-    """Report what was chosen, and what the package lacks."""
-    for note in choices(decision.choice, decision.ranks):
-        on_progress(Progress("note", note))
-    for progress in left_out(decision.package):
-        on_progress(progress)
-
-
 def choices(choice: Choice | None, ranks: str) -> Iterator[str]:
     """Yield the launcher and the number of ranks that were chosen, each with the reason."""
     if choice:
@@ -286,7 +278,14 @@ def left_out(package: CodePackage) -> Iterator[Progress]:
     if ignored:
         text = f"left out of the package by ignore rules: {_first_of(ignored)}"
         yield Progress("note", f"{text}; `cloudjob package ls` shows all")
-    lost = list(_lost_links(package))
+    # Links in the package to files that are left out.
+    lost: list[str] = []
+    missing = {item.path.rstrip("/") for item in package.left_out}
+    for link, *_ in package.source_cache.entries if missing else ():
+        if link.kind == LINK:
+            target = PurePosixPath(posixpath.normpath(posixpath.join(link.name, "..", link.target)))
+            if not missing.isdisjoint(map(str, (target, *target.parents))):
+                lost.append(f"{shown(link.name)} -> {shown(link.target)}")
     if lost:
         text = f"links whose target is left out of the package: {_first_of(lost)}"
         yield Progress("warning", text)
@@ -301,18 +300,3 @@ def left_out(package: CodePackage) -> Iterator[Progress]:
 def _first_of(paths: list[str]) -> str:
     more = len(paths) - _PATHS_ON_LINE
     return ", ".join(paths[:_PATHS_ON_LINE]) + (f" and {more} more" if more > 0 else "")
-
-
-def _lost_links(package: CodePackage) -> Iterator[str]:
-    """Yield the links in the package to files that are left out."""
-    missing = {item.path.rstrip("/") for item in package.left_out}
-    for link in (cached.entry for cached in package.source_cache.entries):
-        path = posixpath.join(posixpath.dirname(link.name), link.target)
-        if link.kind == LINK and not missing.isdisjoint(_with_parents(posixpath.normpath(path))):
-            yield f"{shown(link.name)} -> {shown(link.target)}"
-
-
-def _with_parents(path: str) -> Iterator[str]:
-    while path not in ("", "/"):
-        yield path
-        path = posixpath.dirname(path)

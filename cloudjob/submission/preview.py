@@ -18,7 +18,7 @@ from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.text import hide, why_failed
 from cloudjob.package import CodePackage
-from cloudjob.submission import preparation, script_check
+from cloudjob.submission import checks, preparation
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.submission.preparation import Target
 from jobentry.contract import messages
@@ -65,7 +65,7 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
     Raises:
         BackendError: The entry, which plans the nodes, cannot be read.
     """
-    script = script_check.check(spec)
+    script = checks.check_script(spec)
     # Only to see that it is there, before a node's plan fails without it.
     delivery.entry()
     target = Target.open(spec, home)
@@ -86,7 +86,7 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
             for environment in backend.environments(request)[:planned_nodes]
         ),
         text=hide(backend.text(request), masked_texts),
-        python=script_check.python_described(spec, script.files),
+        python=checks.python_described(spec, script.files),
     )
 
 

@@ -22,7 +22,7 @@ from cloudjob.model.status import Absence
 from cloudjob.model.times import rfc3339
 from cloudjob.model.validation import valid_part
 from cloudjob.notify.start import start_of_sweep
-from cloudjob.submission import pipeline, preparation, script_check
+from cloudjob.submission import checks, pipeline, preparation
 from cloudjob.submission.preparation import SweepMember
 from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile
 
@@ -84,7 +84,7 @@ def submit(
         CloudJobError: A job could not be submitted; those before it continue.
     """
     jobs = expand(spec)
-    script = script_check.check(spec)
+    script = checks.check_script(spec)
     on_progress = _report_once(on_progress)
     make_home(home)
     sweep = _find_interrupted(home, _key(spec), resume=resume)
@@ -143,21 +143,15 @@ def _numbers_to_submit(sweep: Sweep, limit: int, on_status: OnStatus | None) -> 
             job.remove()
             job = None
         if job is None:
-            if 0 < limit < file.jobs:
-                _wait_for_room(sweep, limit, on_status)
+            for statuses in sweep.polled(on_status) if 0 < limit < file.jobs else ():
+                running = [s for s in statuses if not (s.is_over or s.absence is Absence.WAITS)]
+                if sweep.is_cancelled or len(running) < limit:
+                    break
             if sweep.is_cancelled:
                 return
             yield number
         file = replace(file, submitted=number + 1)
         sweep.write(file)
-
-
-def _wait_for_room(sweep: Sweep, limit: int, on_status: OnStatus | None) -> None:
-    """Wait until fewer than ``limit`` jobs have not ended, or the sweep is cancelled."""
-    for statuses in sweep.polled(on_status):
-        started = [each for each in statuses if each.absence is not Absence.WAITS]
-        if sweep.is_cancelled or sum(not each.is_over for each in started) < limit:
-            return
 
 
 def _report_once(on_progress: OnProgress) -> OnProgress:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cloudjob.tracking.job import Job
     from cloudjob.tracking.lookup import find
     from cloudjob.tracking.queries import (
-        Filter,
+        JobFilter,
         filter_of,
         find_all,
         jobs_of,
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Filter",
     "Job",
+    "JobFilter",
     "collect",
     "filter_of",
     "find",
@@ -38,7 +38,7 @@ _MODULES = {
     "collect": "cleanup",
     "find": "lookup",
     "remove_orphans": "cleanup",
-    **dict.fromkeys(("Filter", "filter_of", "find_all", "jobs_of"), "queries"),
+    **dict.fromkeys(("JobFilter", "filter_of", "find_all", "jobs_of"), "queries"),
     **dict.fromkeys(("running_hangs", "statuses_of", "with_status"), "queries"),
 }
 

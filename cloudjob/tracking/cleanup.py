@@ -56,7 +56,14 @@ def remove_orphans(home: Path) -> list[str]:
 
     with Records(records_path(home)) as db:
         records = db.list()
-    recorded = {record.job for record in records if _was_sent(record, home)}
+    # Without those whose submit has neither completed nor is still running.
+    recorded = {
+        record.job
+        for record in records
+        if record.state != SUBMITTING
+        or record.backend != "docker"
+        or not attach(record, home).status().is_gone
+    }
     # Without the SDK, no submit of this installation can have started containers.
     has_docker = find_spec("docker") is not None
     removed = DockerBackend(home, {}).remove_orphans(recorded) if has_docker else []
@@ -75,10 +82,3 @@ def _remove_from_clusters(home: Path, records: list[JobRecord]) -> list[str]:
     from cloudjob.backends.kubernetes.backend import KubernetesBackend
 
     return KubernetesBackend(home, {}).remove_orphans(handles)
-
-
-def _was_sent(record: JobRecord, home: Path) -> bool:
-    """Whether the submit of a job has completed or is still running."""
-    if record.state != SUBMITTING or record.backend != "docker":
-        return True
-    return not attach(record, home).status().is_gone

@@ -18,7 +18,7 @@ from typing import Any
 from cloudjob.errors import UnreadableObject
 from cloudjob.store.files import logged_if_unreadable
 from cloudjob.tracking.metrics import MetricPoint
-from cloudjob.tracking.outputs import OutputLocation, find_all
+from cloudjob.tracking.outputs import OutputLocation, read_each
 
 _PREFIX = "events.out.tfevents."
 # The wire types of protocol buffers.
@@ -42,8 +42,8 @@ def read_all(locations: Iterable[OutputLocation]) -> list[MetricPoint]:
         StoreError: The outputs cannot be read.
     """
     points: list[MetricPoint] = []
-    for location, files in find_all(locations):
-        for file in filter(lambda each: is_event_file(each.name), files):
+    for location, stored in read_each(locations):
+        for file in filter(lambda each: is_event_file(each.name), stored.files):
             # One that is too large does not hide the others.
             with suppress(UnreadableObject), logged_if_unreadable():
                 points += read(location.store.get_bytes(file.key), file.name)

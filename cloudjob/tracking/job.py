@@ -19,6 +19,7 @@ from cloudjob.home.records import JobRecord, Records
 from cloudjob.model import grid
 from cloudjob.model.rules import is_remote
 from cloudjob.model.text import counted, one_line
+from cloudjob.notify import start
 from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
 from cloudjob.tracking import descriptions
@@ -328,7 +329,7 @@ class Job:
         """
         if self.last_status is None or not self.is_over:
             return ""
-        from cloudjob.notify import message, start
+        from cloudjob.notify import message
 
         return start.settle(
             self._access.home, message.of_end(self.last_status), self._access.spec()
@@ -337,8 +338,6 @@ class Job:
     @property
     def notification_failure(self) -> str:
         """Why notifications of the job were not sent; empty if they were or may still be."""
-        from cloudjob.notify import start
-
         return start.failure(self._access.home, self.id)
 
     # -- log --------------------------------------------------------------------------------------
@@ -765,8 +764,6 @@ class Job:
         if not (is_forced or is_remote(self.backend_name)):
             self.status()
             self.need_here("removing")
-        from cloudjob.notify import start
-
         start.forget(self._access.home, self.id)
         if self.handle and (self.is_ours or self._is_on_platform()):
             self._backend.remove(self.handle)

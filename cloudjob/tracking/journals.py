@@ -117,18 +117,15 @@ class Journals:
                 log_once("the journals of the nodes are long: only their last samples are kept")
             self._room -= 0 if self._is_short else _values_of(entry)
             if isinstance(entry, journal.Phase):
-                self._add_phase(node, entry, is_full=is_full)
+                key = node, entry.name, entry.started_at
+                if not is_full or key in self._phases:
+                    self._phases[key] = entry
             elif isinstance(entry, hangs.Hang):
                 self._hang = (node, entry)
             elif isinstance(entry, slow.Slow):
                 self._slow = (node, entry)
             elif entry is not None:
                 self._add_sample(node, entry, is_full=is_full)
-
-    def _add_phase(self, node: int, phase: journal.Phase, *, is_full: bool) -> None:
-        key = node, phase.name, phase.started_at
-        if not is_full or key in self._phases:
-            self._phases[key] = phase
 
     def _add_sample(self, node: int, sample: Sample, *, is_full: bool) -> None:
         samples = self._samples.setdefault(node, [])

@@ -83,20 +83,15 @@ class LogFilter(NamedTuple):
         last_at: dict[int, float | None] = {}
         for piece in pieces:
             last_at[piece.node] = piece.at
-            selected = b""
+            selected: list[bytes] = []
             if not self.nodes or env.is_listed(piece.node, self.nodes):
-                selected = b"".join(self._selected_lines(piece, parts))
-            yield piece._replace(data=selected)
+                for block in blocks(piece.data):
+                    for text in self._candidates(piece.node, block, parts):
+                        selected += self._selected_line(piece.node, text, parts)
+            yield piece._replace(data=b"".join(selected))
         for (node, _), line in parts.items():
             if self._matches(line):
                 yield LogPiece(node, b"".join(line), last_at.get(node))
-
-    def _selected_lines(
-        self, piece: LogPiece, parts: dict[tuple[int, int | None], list[bytes]]
-    ) -> Iterator[bytes]:
-        for block in blocks(piece.data):
-            for text in self._candidates(piece.node, block, parts):
-                yield from self._selected_line(piece.node, text, parts)
 
     def _candidates(
         self, node: int, block: bytes, parts: Collection[tuple[int, int | None]]

@@ -19,6 +19,7 @@ from operator import gt, itemgetter, lt
 from typing import Any, NamedTuple
 
 from cloudjob.errors import UsageError
+from cloudjob.model.kinds import check_pattern
 from cloudjob.model.patterns import MAX_STEPS, Pattern
 from cloudjob.tracking.blocks import as_utf8, blocks, is_plain, matching_lines
 from cloudjob.tracking.detected import Finder, prefilter
@@ -432,8 +433,6 @@ def _lines(texts: Iterable[tuple[int, bytes]]) -> tuple[list[int], bytes]:
 
 
 def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:
-    from cloudjob.model.kinds import check_pattern
-
     compiled = dict[str, Pattern]()
     steps = 0
     for name, text in patterns.items():

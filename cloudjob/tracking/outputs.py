@@ -120,7 +120,7 @@ class Output(NamedTuple):
     link: str = ""
 
 
-class _Stored(NamedTuple):
+class Stored(NamedTuple):
     """What is stored of an output.
 
     Args:
@@ -142,7 +142,7 @@ class Outputs(Collection[Output]):
         self._locations = locations
         # Outputs at URIs that are not read, by name: see ``Locations``.
         self.refused = refused
-        stored = _read_each(locations)
+        stored = read_each(locations)
         self._files = tuple(file for _, each in stored for file in each.files)
         self._notes = tuple(note for location, each in stored for note in _notes(location, each))
 
@@ -282,49 +282,28 @@ def _is_within_reach(uri: str, store_uri: str) -> bool:
     return is_bucket and store_uri.startswith(f"{scheme}://") and theirs <= ours
 
 
-def find(location: OutputLocation) -> list[Output]:
-    """Return the files named by the manifests of all nodes, sorted by name.
-
-    Raises:
-        StoreError: The store or a manifest cannot be read.
-    """
-    return _read(location).files
-
-
-def find_all(
-    locations: Iterable[OutputLocation],
-) -> Iterator[tuple[OutputLocation, Sequence[Output]]]:
-    """Yield the files of several outputs.
-
-    Raises:
-        StoreError: The store cannot be read, or none of the outputs can.
-    """
-    for location, stored in _read_each(locations):
-        yield location, stored.files
-
-
-def _read_each(locations: Iterable[OutputLocation]) -> list[tuple[OutputLocation, _Stored]]:
+def read_each(locations: Iterable[OutputLocation]) -> list[tuple[OutputLocation, Stored]]:
     """Read several outputs; one whose manifests cannot be read does not hide the others.
 
     Raises:
         StoreError: The store cannot be read, or none of the outputs can.
     """
-    stored: list[tuple[OutputLocation, _Stored]] = []
+    stored: list[tuple[OutputLocation, Stored]] = []
     bad: list[_BadManifests] = []
     for location in locations:
         try:
             stored.append((location, _read(location)))
         except _BadManifests as error:
             bad.append(error)
-            stored.append((location, _Stored([], problems=(error.message,))))
+            stored.append((location, Stored([], problems=(error.message,))))
     if bad and len(bad) == len(stored):
         raise bad[0]
     return stored
 
 
-def _read(location: OutputLocation) -> _Stored:
+def _read(location: OutputLocation) -> Stored:
     if location.is_listed:
-        return _Stored(_listed(location))
+        return Stored(_listed(location))
     files: dict[str, Output] = {}
     links: dict[str, str] = {}
     folders: dict[str, int] = {}
@@ -345,7 +324,7 @@ def _read(location: OutputLocation) -> _Stored:
         files[name] = file._replace(mode=modes.get(name, 0), link=target if is_link else "")
     links = {name: target for name, target in links.items() if name not in files}
     others = Others(links, modes, folders, left_out)
-    return _Stored([files[name] for name in sorted(files)], others, tuple(problems))
+    return Stored([files[name] for name in sorted(files)], others, tuple(problems))
 
 
 def _is_there(name: str, target: str, files: Collection[str], links: Collection[str]) -> bool:
@@ -369,7 +348,7 @@ def _merged(location: OutputLocation, kept: StoredFile, other: Output | None) ->
     )
 
 
-def _notes(location: OutputLocation, stored: _Stored) -> Iterator[str]:
+def _notes(location: OutputLocation, stored: Stored) -> Iterator[str]:
     """Yield a line for each thing that was not stored, or not as it was."""
     left_out = sorted(stored.others.left_out.items())
     notes = [

@@ -37,7 +37,7 @@ _MAX_ASKED = 16
 _SHOWN_PROBLEMS = 10
 
 
-class Filter(NamedTuple):
+class JobFilter(NamedTuple):
     """Selects jobs; an empty field selects all.
 
     Args:
@@ -70,7 +70,7 @@ def filter_of(
     state: Sequence[str] = (),
     since: str = "",
     sweep: str = "",
-) -> Filter:
+) -> JobFilter:
     """Return the filter for values as users type them.
 
     Args:
@@ -89,7 +89,7 @@ def filter_of(
                     hint=f"one of {', '.join(allowed)}",
                 )
     earliest = parse_time(since) if since else ""
-    return Filter(tuple(backend), tuple(name), states, earliest, sweep)
+    return JobFilter(tuple(backend), tuple(name), states, earliest, sweep)
 
 
 def parse_time(text: str) -> str:
@@ -114,7 +114,7 @@ def parse_time(text: str) -> str:
 
 def find_all(
     home: Path,
-    which: Filter = Filter(),  # noqa: B008 (a value)
+    which: JobFilter = JobFilter(),  # noqa: B008 (a value)
     *,
     limit: int | None = None,
     store: str = "",
@@ -136,7 +136,9 @@ def find_all(
     # The records contain the state of each job that has ended; every other job costs a request.
     if which.states:
         # With a state filter, a job that does not match makes room for an older one.
-        selected = [record for record in records if not _is_excluded(record, which.states)]
+        selected = [
+            record for record in records if not record.final_json or record.state in which.states
+        ]
     else:
         selected = records[:limit]
     jobs = jobs_of(home, selected, sections)
@@ -210,11 +212,6 @@ def _records(home: Path, store: str, on_progress: OnProgress) -> list[JobRecord]
 
 def _state(job: Job) -> str:
     return job.last_status.state.value if job.last_status else ""
-
-
-def _is_excluded(record: JobRecord, states: tuple[str, ...]) -> bool:
-    """Whether a job has ended in a state that is not one of these."""
-    return bool(record.final_json) and record.state not in states
 
 
 class _Platforms:

@@ -168,15 +168,12 @@ class Sweep:
                     if on_status:
                         on_status(status, self.values(status.job))
             yield statuses
-            self._need_here(statuses)
+            # Stop polling when only another machine knows how the remaining jobs continue.
+            for status in statuses:
+                if not status.is_over and status.job in self._jobs:
+                    self._jobs[status.job].need_here("waiting for")
             time.sleep(pause_s)
             pause_s = min(_GROWTH * pause_s, longest_s)
-
-    def _need_here(self, statuses: Sequence[JobStatus]) -> None:
-        """Stop polling when only another machine knows how the remaining jobs continue."""
-        for status in statuses:
-            if not status.is_over and status.job in self._jobs:
-                self._jobs[status.job].need_here("waiting for")
 
     def _settled(self, statuses: Sequence[JobStatus]) -> list[JobStatus]:
         """Return the statuses, with the records of jobs that have ended since the last call."""

@@ -188,7 +188,10 @@ def _without_record(
         return status
     failure = native.failure or Failure()
     is_cancelled = native.cause is Cause.CANCELLED
-    code = _cancelled_code(failure.exit_code) if is_cancelled else failure.exit_code or 1
+    code = failure.exit_code if is_cancelled else failure.exit_code or 1
+    if is_cancelled and code == exits.code_of_signal(signal.SIGKILL):
+        # The head was frozen, and killed after its grace.
+        code = exits.code_of_signal(signal.SIGTERM)
     lines = () if is_cancelled else entry_lines(failure.node)
     # If the entry itself failed, its message is the reason for all later errors.
     reasons = [line for line in lines if code == exits.ENTRY_FAILED and messages.is_reason(line)]
@@ -199,12 +202,6 @@ def _without_record(
     unknown = f"{'cancelled' if is_cancelled else 'ended'} before the head could write its record"
     failure = failure._replace(exit_code=code, message=message or unknown, last_lines=lines)
     return replace(status, exit_code=code, cause=native.cause, failure=failure)
-
-
-def _cancelled_code(code: int | None) -> int | None:
-    """Return the exit code of a cancelled job whose head, if frozen, was killed after its grace."""
-    was_killed = code == exits.code_of_signal(signal.SIGKILL)
-    return exits.code_of_signal(signal.SIGTERM) if was_killed else code
 
 
 def recorded_status(record: JobRecord) -> JobStatus | None:

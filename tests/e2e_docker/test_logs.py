@@ -61,7 +61,7 @@ def test_long_lines_and_progress_bars_are_exact(
         engine.start(container_id)
         if not follow:
             engine.wait(container_id, timeout=60)
-        source = logs.Source(0, container_id, driver, tmp_path / "none")
+        source = logs.LogSource(0, container_id, driver, tmp_path / "none")
         pieces = list(logs.read(engine, source, follow=follow))
     finally:
         engine.remove_container(container_id, force=True)

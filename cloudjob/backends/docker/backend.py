@@ -22,7 +22,7 @@ from cloudjob.backends.base import RETRY_S, Backend, Check, Devices
 from cloudjob.backends.delivery import BOOT
 from cloudjob.backends.docker import delivery, engine, logs
 from cloudjob.backends.docker import request as requests
-from cloudjob.backends.docker.logs import Source
+from cloudjob.backends.docker.logs import LogSource
 from cloudjob.backends.docker.request import (
     GRACE_LABEL,
     JOB_LABEL,
@@ -462,7 +462,7 @@ class DockerBackend(Backend[DockerRequest]):
             self._remove(job)
         return status
 
-    def _save_log(self, source: Source) -> None:
+    def _save_log(self, source: LogSource) -> None:
         new = source.saved.with_suffix(".new")
         with new.open("wb") as file:
             for piece in logs.read(self._client, source, follow=False):
@@ -509,11 +509,11 @@ class DockerBackend(Backend[DockerRequest]):
     def _kill(self, containers: Iterable[Container], signal: str) -> None:
         engine.for_each_existing(containers, lambda item: self._client.kill(item.id, signal))
 
-    def _source(self, item: Container, folder: Path) -> Source:
+    def _source(self, item: Container, folder: Path) -> LogSource:
         with engine.translate_errors(f"inspecting node {item.node}"):
             config = self._client.inspect_container(item.id)["HostConfig"]
         driver = config["LogConfig"]["Type"]
-        return Source(item.node, item.id, driver, folder / f"node-{item.node}.log")
+        return LogSource(item.node, item.id, driver, folder / f"node-{item.node}.log")
 
     def owner(self) -> str:
         """Return the label that distinguishes our jobs from those of other users of the engine."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cloudjob.backends import delivery as deliveries
 from cloudjob.backends.docker import request as requests
-from cloudjob.backends.docker.request import GROUP_ID, USER_ID, NodeRequest
+from cloudjob.backends.docker.request import GROUP_ID, USER_ID, ContainerRequest
 from jobentry.contract import node_end, paths, variables
 
 # The layout of ModelArts' containers, in any image.
@@ -41,7 +41,9 @@ class Member(NamedTuple):
     is_users: bool = True
 
 
-def archive(node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool) -> bytes:
+def archive(
+    node: ContainerRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool
+) -> bytes:
     """Return the tar that is unpacked over the container's root.
 
     It is sent from this process to the engine and never stored on this machine's disk. The folder
@@ -79,7 +81,7 @@ def entry_digest() -> str:
 
 
 def _files(
-    node: NodeRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool
+    node: ContainerRequest, hosts: tuple[str, ...], key: bytes, *, with_entry: bool
 ) -> Iterator[Member]:
     # Volcano's list of hosts, which ModelArts' own checks read.
     listed = "".join(f"{host}\n" for host in hosts).encode("ascii")

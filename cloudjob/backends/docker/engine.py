@@ -23,7 +23,7 @@ _AT_ONCE = 8
 _START = "`sudo systemctl start docker`" if sys.platform == "linux" else "start Docker Desktop"
 
 
-class Refusal(Enum):
+class EngineRefusal(Enum):
     """Refusals that only the words of the engine tell from others."""
 
     RANGE_IS_TAKEN = ("overlaps",)
@@ -95,7 +95,7 @@ def status_code(error: BaseException | None) -> int:
     return int(getattr(response, "status_code", 0) or 0)
 
 
-def is_refusal(error: BackendError, refusal: Refusal) -> bool:
+def is_refusal(error: BackendError, refusal: EngineRefusal) -> bool:
     """Whether the engine has refused a request for this reason."""
     return any(words in error.message for words in refusal.value)
 

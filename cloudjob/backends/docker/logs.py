@@ -75,7 +75,7 @@ class Frames:
         self._parts[stream] = []
 
 
-class Source(NamedTuple):
+class LogSource(NamedTuple):
     """The location of a node's log.
 
     Args:
@@ -89,7 +89,7 @@ class Source(NamedTuple):
     saved: Path
 
 
-def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
+def read(client: Any, source: LogSource, *, follow: bool) -> Iterator[bytes]:
     """Yield the log of one container in whole lines, from the beginning.
 
     A restart of the engine breaks the stream, or ends it as if the log were over, while the
@@ -130,7 +130,7 @@ def read(client: Any, source: Source, *, follow: bool) -> Iterator[bytes]:
     yield from following.read_file(source.saved, size_bytes)
 
 
-def read_ends(client: Any, source: Source) -> Iterator[bytes]:
+def read_ends(client: Any, source: LogSource) -> Iterator[bytes]:
     """Yield whole lines from the beginning and from the end of the log of one container.
 
     Raises:
@@ -151,10 +151,10 @@ def read_ends(client: Any, source: Source) -> Iterator[bytes]:
     yield b"".join(map(frames.feed, tail)).partition(b"\n")[2]
 
 
-def read_all(client: Any, sources: list[Source], *, follow: bool) -> Iterator[Piece]:
+def read_all(client: Any, sources: list[LogSource], *, follow: bool) -> Iterator[Piece]:
     """Yield the logs of several nodes as they arrive; an empty piece means that nothing is new."""
 
-    def pieces(source: Source) -> Iterator[Piece]:
+    def pieces(source: LogSource) -> Iterator[Piece]:
         return ((source.node, whole) for whole in read(client, source, follow=follow))
 
     if not follow:
@@ -184,7 +184,7 @@ def _is_removed(error: BackendError, outage: OutageLimit, *, follow: bool) -> bo
     return False
 
 
-def _has_ended(client: Any, source: Source) -> bool:
+def _has_ended(client: Any, source: LogSource) -> bool:
     with engine.translate_errors(f"inspecting node {source.node}"):
         state = client.inspect_container(source.container)["State"]
     return not (state["Running"] or state.get("Restarting"))

@@ -66,7 +66,7 @@ OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", **submissions.ON
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRequest:
+class ContainerRequest:
     """One container.
 
     Args:
@@ -100,7 +100,7 @@ class DockerRequest:
     job: str
     image: str
     network: Mapping[str, Any]
-    nodes: tuple[NodeRequest, ...]
+    nodes: tuple[ContainerRequest, ...]
     written: tuple[str, ...]
     read: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -197,7 +197,7 @@ def show(request: DockerRequest) -> dict[str, Any]:
     }
 
 
-def environment(node: NodeRequest) -> dict[str, str]:
+def environment(node: ContainerRequest) -> dict[str, str]:
     """Return the variables that the entry of this node is given."""
     pairs = (text.partition("=") for text in node.config["Env"])
     env = {**{name: value for name, _, value in pairs}, **node.env}
@@ -228,7 +228,7 @@ def _node(
     hosts: tuple[str, ...],
     common: Mapping[str, Any],
     network: str,
-) -> NodeRequest:
+) -> ContainerRequest:
     spec = submission.spec
     host = hosts[index]
     short, _, domain = host.partition(".")
@@ -258,7 +258,7 @@ def _node(
         "Labels": {**common["Labels"], NODE_LABEL: str(index), NAME_LABEL: short},
         "NetworkingConfig": {"EndpointsConfig": {network: {"Aliases": [short, host]}}},
     }
-    return NodeRequest(name=short, host=host, config=config, env=delivered)
+    return ContainerRequest(name=short, host=host, config=config, env=delivered)
 
 
 def _limits(spec: JobSpec) -> dict[str, Any]:

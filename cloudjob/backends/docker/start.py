@@ -83,7 +83,7 @@ def _make_network(client: Any, request: DockerRequest) -> list[str]:
                 client.create_network(**options, ipam={"Config": [pool]})
         except BackendError as error:
             # Another job has taken this range in the meantime.
-            if attempt == 2 or not engine.is_refusal(error, engine.Refusal.RANGE_IS_TAKEN):
+            if attempt == 2 or not engine.is_refusal(error, engine.EngineRefusal.RANGE_IS_TAKEN):
                 raise
             continue
         break

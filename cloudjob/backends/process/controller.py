@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from cloudjob.backends import attempts, supervision
-from cloudjob.backends.attempts import Attempt, Rules
+from cloudjob.backends.attempts import FailedAttempt, Rules
 from cloudjob.backends.process import STATE, node_logs
 from cloudjob.backends.process.keeper import (
     SIGNALS,
@@ -105,7 +105,7 @@ class Controller:
         self.keeps_homes: bool = request["keeps_homes"]
         self.started_at = time.time()
         # The attempts that have failed, and the sizes of the logs when the present one began.
-        self._failed: list[Attempt] = []
+        self._failed: list[FailedAttempt] = []
         self._log_sizes: Sequence[int] = ()
         self._attempt = 1
         self._begun_s = time.monotonic()
@@ -204,13 +204,13 @@ class Controller:
             self._reap()
         return not self.is_cancelled
 
-    def _failed_attempt(self) -> Attempt:
+    def _failed_attempt(self) -> FailedAttempt:
         # A head that we have asked to end says that it was cancelled, and knows nothing else.
         record = None if self._past.is_head_asked else node_logs.record(self._record)
         outcome = record.outcome if record else None
         failure = (outcome.failure if outcome else None) or exits.Failure()
         came = attempts.progress_of(node_logs.new_lines(self._logs, self._log_sizes))
-        return Attempt(attempts.kind_of(outcome), failure, came)
+        return FailedAttempt(attempts.kind_of(outcome), failure, came)
 
     @property
     def _logs(self) -> list[str]:

@@ -25,7 +25,7 @@ from cloudjob.backends.native import NativeStatus, Unknown, Waiting
 from cloudjob.backends.slurm import checks, errors, local_store, script, state
 from cloudjob.backends.slurm import cluster as clusters
 from cloudjob.backends.slurm import request as requests
-from cloudjob.backends.slurm.cluster import Cluster, Host, quoted
+from cloudjob.backends.slurm.cluster import Cluster, SlurmHost, quoted
 from cloudjob.backends.slurm.request import SlurmRequest
 from cloudjob.backends.slurm.state import is_settled
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
@@ -59,7 +59,7 @@ _HAS_ENDED = ("already completing or completed", *_NO_JOB)
 
 
 class _Handle(NamedTuple):
-    host: Host
+    host: SlurmHost
     folder: str
     job: str
 
@@ -160,7 +160,7 @@ class SlurmBackend(Backend[SlurmRequest]):
             files.update(local_store.package(request.local, request.job, request.layers))
         return files
 
-    def _submit(self, request: SlurmRequest, host: Host, folder: str) -> None:
+    def _submit(self, request: SlurmRequest, host: SlurmHost, folder: str) -> None:
         if request.folder != folder:
             # Paths below the folder are known now.
             env = variables.dump(requests.located(request, folder))
@@ -504,7 +504,9 @@ def _parsed(handles: Sequence[str]) -> Iterator[tuple[str, _Handle]]:
                 yield handle, where
 
 
-def _read_many(host: Host, parsed: Mapping[str, _Handle]) -> Iterator[tuple[str, _Snapshot | None]]:
+def _read_many(
+    host: SlurmHost, parsed: Mapping[str, _Handle]
+) -> Iterator[tuple[str, _Snapshot | None]]:
     """Yield the contents of each job's folder, without those that cannot be read."""
     if host.name:
         folders = [where.folder for where in parsed.values()]
@@ -515,7 +517,7 @@ def _read_many(host: Host, parsed: Mapping[str, _Handle]) -> Iterator[tuple[str,
             yield handle, _local_snapshot(Path(where.folder))
 
 
-def _snapshots_of(host: Host, folders: Sequence[str]) -> list[_Snapshot | None]:
+def _snapshots_of(host: SlurmHost, folders: Sequence[str]) -> list[_Snapshot | None]:
     """Return the contents of job folders; None for a missing folder."""
     if not host.name:
         return [_local_snapshot(Path(folder)) for folder in folders]
@@ -590,7 +592,7 @@ def _step(job: str, node: int, options: Sequence[str], arguments: Sequence[str])
     return f"set -f; set -- $({hosts}) && node=$({nodes} | sed -n {node + 1}p) && {srun}"
 
 
-def _output_of(host: Host, text: str, doing: str) -> str:
+def _output_of(host: SlurmHost, text: str, doing: str) -> str:
     """Return the output of one of Slurm's commands; empty for a job that it does not know."""
     done = host.run("", text, is_reading=True)
     if done.code and not any(part in done.message for part in _NO_JOB):
@@ -598,7 +600,7 @@ def _output_of(host: Host, text: str, doing: str) -> str:
     return done.out.decode("utf-8", "replace")
 
 
-def _written_handle(host: Host, folder: str) -> str:
+def _written_handle(host: SlurmHost, folder: str) -> str:
     path = folder if folder.startswith("/") else "/" + folder
     return handles.write(_SCHEME, host.name, quote(path, safe="/~")[1:])
 
@@ -607,5 +609,5 @@ def _parse_handle(handle: str) -> _Handle:
     host, *names = handles.read(handle, _SCHEME)
     folder = unquote("/".join(names))
     return _Handle(
-        Host(host), folder if folder.startswith("~/") else "/" + folder, unquote(names[-1])
+        SlurmHost(host), folder if folder.startswith("~/") else "/" + folder, unquote(names[-1])
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cloudjob.backends.base import Check
 from cloudjob.backends.slurm import errors
-from cloudjob.backends.slurm.cluster import Cluster, Host, quoted, with_clean_environment
+from cloudjob.backends.slurm.cluster import Cluster, SlurmHost, quoted, with_clean_environment
 from cloudjob.errors import BackendError
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ def run(cluster: Cluster, spec: JobSpec | None) -> list[Check]:
         return [Check("Slurm", False, error.message, error.hint)]
 
 
-def _version(host: Host, where: str) -> Check:
+def _version(host: SlurmHost, where: str) -> Check:
     done = host.run("", "sbatch --version")
     hint = "run this on a login node, or set slurm.host to one"
     if done.code:
@@ -51,7 +51,7 @@ def _version(host: Host, where: str) -> Check:
     )
 
 
-def _controller(host: Host) -> Check:
+def _controller(host: SlurmHost) -> Check:
     done = host.run("", with_clean_environment("scontrol ping"))
     text = done.out.decode("utf-8", "replace")
     lines = [line for line in text.splitlines() if " at " in line or "UP" in line or "DOWN" in line]
@@ -60,7 +60,7 @@ def _controller(host: Host) -> Check:
     return Check("controller", is_up, "; ".join(lines) or done.message, hint)
 
 
-def _nodes(host: Host) -> list[Check]:
+def _nodes(host: SlurmHost) -> list[Check]:
     done = host.run("", with_clean_environment("sinfo -h -o '%P %a %l %D %T %G'"))
     if done.code:
         error = errors.command_error("sinfo", done.message)
@@ -71,7 +71,7 @@ def _nodes(host: Host) -> list[Check]:
     return [Check("partitions", bool(lines), partitions or "none", hint)]
 
 
-def _folder(host: Host, folder: str) -> Check:
+def _folder(host: SlurmHost, folder: str) -> Check:
     path = quoted(folder)
     done = host.run(
         "", f"umask 077; mkdir -p {path} && t=$(mktemp {path}/probe-XXXXXX) && rm $t && echo {path}"
@@ -82,7 +82,7 @@ def _folder(host: Host, folder: str) -> Check:
     return Check("folder", True, done.out.decode("utf-8", "replace").strip(), hint)
 
 
-def _sacct(host: Host) -> Check:
+def _sacct(host: SlurmHost) -> Check:
     done = host.run("", with_clean_environment("sacct -n -X -S now"))
     return Check(
         "accounting",

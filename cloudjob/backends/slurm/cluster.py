@@ -26,7 +26,7 @@ _PASSED_VARIABLES = ("HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class SlurmHost:
     """The machine with Slurm's commands and the folders of jobs.
 
     Args:
@@ -150,7 +150,7 @@ class Cluster(NamedTuple):
         editable_installs: What the interpreter's environment adds to its imports.
     """
 
-    host: Host
+    host: SlurmHost
     folder: str
     paths: Mapping[str, str]
     python: str
@@ -169,7 +169,7 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
     requested = str(options.get("python") or "")
     entry = str(installation.ENTRY)
     if host:
-        return Cluster(Host(host), folder or _DEFAULT_REMOTE, {}, requested, "", entry)
+        return Cluster(SlurmHost(host), folder or _DEFAULT_REMOTE, {}, requested, "", entry)
     python = interpreters.choose(requested, "slurm.python").path
     path = interpreters.path_with_mpirun()
     paths = {
@@ -179,7 +179,7 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
         "MPI4PY_LIBMPI": interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", python),
     }
     return Cluster(
-        host=Host(),
+        host=SlurmHost(),
         folder=str(Path(folder).expanduser()) if folder else str(home / "slurm"),
         paths={name: value for name, value in paths.items() if value},
         python=python,

@@ -14,7 +14,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from cloudjob.backends.slurm.cluster import Host
+from cloudjob.backends.slurm.cluster import SlurmHost
 from cloudjob.errors import BackendError
 from jobentry.contract import paths
 from jobentry.contract.paths import JobPaths
@@ -45,7 +45,7 @@ def forget(home: Path, job: str) -> None:
     _note(home, job).unlink(missing_ok=True)
 
 
-def bring_home(host: Host, folder: str, home: Path, job: str) -> bool:
+def bring_home(host: SlurmHost, folder: str, home: Path, job: str) -> bool:
     """Copy the results of an ended job to its store, if that is a folder of this machine.
 
     Returns:

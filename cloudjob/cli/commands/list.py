@@ -14,7 +14,7 @@ from cloudjob.cli import sweeps
 from cloudjob.cli.messages import print_message, print_progress
 from cloudjob.cli.options import filter_flags, filters_of, json_flag, whole_number
 from cloudjob.cli.tables import print_fitting, print_table
-from cloudjob.model import summary
+from cloudjob.model import grid, summary
 from cloudjob.model.status import JobStatus
 from cloudjob.model.status import to_json as status_json
 
@@ -110,7 +110,9 @@ def _print_jobs(
         ranks = each.nodes * each.procs_per_node or "?"
         added = [job.submitted_by if job else ""] if options.store else []
         if options.sweep:
-            added.append(sweeps.values_text(sweep, each.job, job))
+            # The sweep has the values of unsubmitted jobs.
+            values = job.sweep_values() if job else sweep.values(each.job) if sweep else {}
+            added.append(grid.text_of(values))
         cells.append(
             (each.job, each.state, each.backend, each.nodes, ranks, summary.age(each),
              summary.duration(each), *added, hangs.get(each.job) or summary.reason(each))
@@ -124,11 +126,11 @@ def _print_jobs(
 
 def _watch(look: Callable[[], _Statuses], options: argparse.Namespace) -> int:
     """Print the list again whenever a job has changed, until Ctrl-C or the key q."""
-    from cloudjob.cli.keys import KeyPress, Keys, Position
+    from cloudjob.cli.keys import KeyPress, KeyReader, Position
 
     is_live = sys.stdout.isatty()
     position, statuses, seen, key = Position(_ORDERS), look(), None, None
-    with Keys() as keys:
+    with KeyReader() as keys:
         while key is not KeyPress.QUIT:
             ordered = _sorted(statuses, position.order)
             position.limit(len(ordered))

@@ -77,6 +77,7 @@ def _elapsed(seconds: float) -> str:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from cloudjob import api
     from cloudjob.machine import doctor, image_checks
 
     if options.nodes is not None:
@@ -88,7 +89,9 @@ def _doctor(options: argparse.Namespace) -> int:
     elif options.backend:
         checks = doctor.check_backend(described(options), state_home())
     else:
-        checks = [*doctor.check_machine(state_home()), *doctor.check_store(_doctors_store(options))]
+        # The store that a submit from here would use.
+        store = api.store_of(described(options))
+        checks = [*doctor.check_machine(state_home()), *doctor.check_store(store)]
     if options.json:
         print_json([check._asdict() for check in checks])
     else:
@@ -100,13 +103,6 @@ def _doctor(options: argparse.Namespace) -> int:
                 rows.append(("", "", f"-> {check.hint}"))
         print_table(rows)
     return 0 if doctor.all_needed_ok(checks) else 1
-
-
-def _doctors_store(options: argparse.Namespace) -> str:
-    """Return the store that a submit from here would use."""
-    from cloudjob import api
-
-    return api.store_of(described(options))
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from cloudjob.model.text import csv_cell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cloudjob import Job, Metric, MetricPoint
+    from cloudjob import Job, Metric
     from cloudjob.api import Column
 
 
@@ -61,7 +61,11 @@ def _metrics(options: argparse.Namespace) -> int:
         return 0
     patterns = _patterns(options.metric)
     if options.json:
-        print_json([_plain(point) for point in job.metric_points(patterns)])
+        # JSON has no numbers for NaN and infinity.
+        points = job.metric_points(patterns)
+        print_json(
+            [{**p._asdict(), "value": p.value if math.isfinite(p.value) else None} for p in points]
+        )
     elif options.csv:
         _print_csv(cloudjob.MetricPoint._fields, job.metric_points(patterns))
     elif not _show_columns(chain.from_iterable(job.metric_columns(patterns))):
@@ -92,11 +96,6 @@ def _patterns(texts: list[str]) -> dict[str, str]:
         except ValueError as error:
             raise UsageError(f"reading --metric {name}: it {error}") from error
     return pattern_of
-
-
-def _plain(point: MetricPoint) -> dict[str, object]:
-    """Return a point as JSON values; JSON has no numbers for NaN and infinity."""
-    return {**point._asdict(), "value": point.value if math.isfinite(point.value) else None}
 
 
 @dataclass

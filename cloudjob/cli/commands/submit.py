@@ -27,12 +27,12 @@ def _warn_of_late_options(spec: cloudjob.JobSpec, options: argparse.Namespace) -
         return
     from itertools import takewhile
 
-    from cloudjob.submission import script_check
+    from cloudjob.submission import checks
 
     flags = takewhile(lambda argument: argument != "--", options.rest)
     names = dict.fromkeys(argument.partition("=")[0] for argument in flags)
     late = [name for name in names if name in options.flags]
-    unknown = [name for name in late if not script_check.is_mentioned(spec, name)]
+    unknown = [name for name in late if not checks.is_mentioned(spec, name)]
     if unknown:
         listed = ", ".join(unknown)
         print_message(

@@ -51,7 +51,10 @@ _ORDERS: dict[str, Callable[[int, RankSample], Any]] = {
     "CPU": lambda rank, sample: (-sample.cpu_percent, rank),
     "memory": lambda rank, sample: (-sample.rss_mib, rank),
     # The one for which the others wait comes first.
-    "waits": lambda rank, sample: (_waits_or_inf(sample), rank),
+    "waits": lambda rank, sample: (
+        inf if sample.waits_percent is None else sample.waits_percent,
+        rank,
+    ),
 }
 
 
@@ -74,13 +77,13 @@ def _follow(job: cloudjob.Job, status: JobStatus) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from cloudjob.cli.keys import KeyPress, Keys, Position
+    from cloudjob.cli.keys import KeyPress, KeyReader, Position
 
     journals = cloudjob.Journals()
     reader = _reader(job, journals)
     polled_at_s = time.monotonic()
     console, position = Console(highlight=False), Position(tuple(_ORDERS))
-    with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+    with KeyReader() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         while not status.state.is_final:
             page = _page(job, status, journals, position.order)
             live.update(_window(console, page, position), refresh=True)
@@ -211,10 +214,6 @@ def _ranks(journals: cloudjob.Journals, order: str = "") -> Sequence[Table | str
     left_out = len(last) - len(ranks)
     later = "" if by_order else " wrote something later"
     return (table, f"{counted(left_out, 'more rank')}{later}") if left_out else (table,)
-
-
-def _waits_or_inf(sample: RankSample) -> float:
-    return inf if sample.waits_percent is None else sample.waits_percent
 
 
 def add_top(parser: argparse.ArgumentParser) -> None:

@@ -73,7 +73,7 @@ class S3Store:
         self._retry_s = retry_s
         self._retries = clients.Retries(uri, retry_s)
         self._lock = threading.Lock()
-        self._connected: clients.Connection | None = None
+        self._connected: clients.S3Connection | None = None
         self._has_removed_unfinished = False
 
     def put(self, path: Path, key: str, *, on_progress: OnBytes = ignore_bytes) -> str:
@@ -250,7 +250,7 @@ class S3Store:
         return self._connection.client
 
     @property
-    def _connection(self) -> clients.Connection:
+    def _connection(self) -> clients.S3Connection:
         with self._lock:
             if self._connected is None:
                 self._connected = clients.connect(self._uri, self._environ, self._retries)

@@ -42,7 +42,7 @@ _AWS_VARIABLES = (
 )
 
 
-class Endpoint(NamedTuple):
+class S3Endpoint(NamedTuple):
     """How a bucket is reached.
 
     Args:
@@ -55,7 +55,7 @@ class Endpoint(NamedTuple):
     addressing: str
 
 
-class Keys(NamedTuple):
+class S3Keys(NamedTuple):
     """Credentials that boto3 does not find itself.
 
     Args:
@@ -68,13 +68,13 @@ class Keys(NamedTuple):
     expires_at: str = ""
 
 
-class Connection(NamedTuple):
+class S3Connection(NamedTuple):
     """A boto3 client, the endpoint that it uses, its credentials, and whom it trusts."""
 
     client: Any
-    endpoint: Endpoint
+    endpoint: S3Endpoint
     credentials: Any
-    keys: Keys | None
+    keys: S3Keys | None
     bundle: certificates.Bundle | None = None
 
     def keys_end_at(self) -> float:
@@ -146,7 +146,7 @@ class Retries:
         return 0.0
 
 
-def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Connection:
+def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> S3Connection:
     """Return a client for the bucket.
 
     Raises:
@@ -171,30 +171,18 @@ def connect(uri: BucketUri, environ: Mapping[str, str], retries: Retries) -> Con
         )
         if bundle:
             certificates.check(bundle)
-        client = session.client(
-            "s3",
-            endpoint_url=address.url or None,
-            region_name=address.region,
-            verify=bundle.path if bundle else None,
-            config=_config(uri, address),
-        )
+        client = _client(uri, session, address, bundle)
         if not (uri.is_obs or address.url or _is_amazons(client.meta.endpoint_url)):
             # boto3 itself has found another endpoint in a section of the profile.
-            other = address._replace(url=client.meta.endpoint_url)
-            client = session.client(
-                "s3",
-                endpoint_url=other.url,
-                region_name=address.region,
-                verify=bundle.path if bundle else None,
-                config=_config(uri, other),
-            )
+            address = address._replace(url=client.meta.endpoint_url)
+            client = _client(uri, session, address, bundle)
     except BotoCoreError as error:
         raise _unusable(uri, f"reading credentials: {errors.one_line(str(error))}") from error
     if credentials is None:
         raise _unusable(uri, "no credentials in the environment or in a profile file")
     retries.register(client)
     endpoint = address._replace(url=client.meta.endpoint_url)
-    return Connection(client, endpoint, credentials, keys, bundle)
+    return S3Connection(client, endpoint, credentials, keys, bundle)
 
 
 def _remove_empty_variables() -> None:
@@ -207,8 +195,10 @@ def _remove_empty_variables() -> None:
             os.environ.pop(name, None)
 
 
-def _config(uri: BucketUri, endpoint: Endpoint) -> Any:
-    """Return boto3's settings for an endpoint."""
+def _client(
+    uri: BucketUri, session: Any, endpoint: S3Endpoint, bundle: certificates.Bundle | None
+) -> Any:
+    """Return boto3's client for an endpoint."""
     from botocore.config import Config
 
     obs = {"payload_signing_enabled": False} if uri.is_obs else {}
@@ -216,7 +206,7 @@ def _config(uri: BucketUri, endpoint: Endpoint) -> Any:
     # support as part of the object. None leaves the choice to the user's own settings.
     is_amazons = not uri.is_obs and (not endpoint.url or _is_amazons(endpoint.url))
     checksums = None if is_amazons else "when_required"
-    return Config(
+    config = Config(
         signature_version="s3v4",
         s3={"addressing_style": endpoint.addressing, **obs},
         request_checksum_calculation=checksums,
@@ -225,6 +215,13 @@ def _config(uri: BucketUri, endpoint: Endpoint) -> Any:
         connect_timeout=_CONNECT_S,
         read_timeout=_READ_S,
         max_pool_connections=AT_ONCE,
+    )
+    return session.client(
+        "s3",
+        endpoint_url=endpoint.url or None,
+        region_name=endpoint.region,
+        verify=bundle.path if bundle else None,
+        config=config,
     )
 
 
@@ -239,7 +236,7 @@ def _unusable(uri: BucketUri, reason: str) -> StoreError:
 # -- credentials -------------------------------------------------------------------------------
 
 
-def _keys(uri: BucketUri, environ: Mapping[str, str]) -> Keys | None:
+def _keys(uri: BucketUri, environ: Mapping[str, str]) -> S3Keys | None:
     """Return the first complete keys in variables or, for OBS, in the files of its own tools.
 
     None if boto3 should look for others.
@@ -247,22 +244,22 @@ def _keys(uri: BucketUri, environ: Mapping[str, str]) -> Keys | None:
     Raises:
         UsageError: The credentials file of Huawei's SDKs cannot be read, or others can read it.
     """
-    keys = (_keys_of_obs(environ) if uri.is_obs else None) or Keys(
+    keys = (_keys_of_obs(environ) if uri.is_obs else None) or S3Keys(
         *(environ.get(name, "") for name in _AWS_VARIABLES)
     )
     return keys if keys.access_key and keys.secret_key else None
 
 
-def _keys_of_obs(environ: Mapping[str, str]) -> Keys | None:
+def _keys_of_obs(environ: Mapping[str, str]) -> S3Keys | None:
     keys = huawei.keys_in_variables(huawei.Service.OBS, environ)
     if keys:
-        return Keys(*keys)
+        return S3Keys(*keys)
     tool = _obsutil()
     if tool.get("ak") and tool.get("sk"):
-        return Keys(tool["ak"], tool["sk"], tool.get("token") or "")
+        return S3Keys(tool["ak"], tool["sk"], tool.get("token") or "")
     section = huawei.read_file(huawei.file_of(environ, Path.home()))
     keys = huawei.keys_in(section)
-    return Keys(*keys, expires_at=section.get("expires_at", "")) if keys else None
+    return S3Keys(*keys, expires_at=section.get("expires_at", "")) if keys else None
 
 
 def _obsutil() -> Mapping[str, str]:
@@ -279,7 +276,7 @@ def _obsutil() -> Mapping[str, str]:
 # -- endpoint ----------------------------------------------------------------------------------
 
 
-def _endpoint(uri: BucketUri, environ: Mapping[str, str], session: Any) -> Endpoint:
+def _endpoint(uri: BucketUri, environ: Mapping[str, str], session: Any) -> S3Endpoint:
     """Return the bucket's endpoint; its URL is empty for AWS's default endpoint."""
     profile = session._session.get_scoped_config()
     if uri.is_obs:
@@ -300,7 +297,7 @@ def _endpoint(uri: BucketUri, environ: Mapping[str, str], session: Any) -> Endpo
     s3 = profile.get("s3")
     style = s3.get("addressing_style", "auto") if isinstance(s3, dict) else "auto"
     addressing = uri.options.get("addressing", style)
-    return Endpoint(url, region, _addressing(uri, host) if addressing == "auto" else addressing)
+    return S3Endpoint(url, region, _addressing(uri, host) if addressing == "auto" else addressing)
 
 
 def _region(uri: BucketUri, environ: Mapping[str, str], session: Any, host: str) -> str:

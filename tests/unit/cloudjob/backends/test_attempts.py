@@ -6,10 +6,10 @@ import pytest
 
 from cloudjob.backends.attempts import (
     MOST_ATTEMPTS,
-    Attempt,
-    Decision,
-    Progress,
+    AttemptProgress,
+    FailedAttempt,
     Reason,
+    RetryDecision,
     Rules,
     decide,
     explain,
@@ -22,8 +22,10 @@ from jobentry.contract.retry_kinds import DEFAULT, WORDS, Kind
 THREE = Rules(3)
 
 
-def failed(kind: Kind, message: str = "", step: int = -1, lines: int = 0, **values) -> Attempt:
-    return Attempt(kind, Failure(message=message, **values), Progress(step, lines))
+def failed(
+    kind: Kind, message: str = "", step: int = -1, lines: int = 0, **values
+) -> FailedAttempt:
+    return FailedAttempt(kind, Failure(message=message, **values), AttemptProgress(step, lines))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_pauses_double_and_the_time_limit_is_that_of_the_job():
     attempts = [failed(Kind.EXIT, step=step) for step in range(3)]
 
     assert [decide(attempts[:count], rules).pause_s for count in (1, 2, 3)] == [10, 20, 40]
-    assert decide(attempts, rules, left_s=41) == Decision(Reason.AGAIN, 40)
+    assert decide(attempts, rules, left_s=41) == RetryDecision(Reason.AGAIN, 40)
     assert decide(attempts, rules, left_s=40).reason is Reason.NO_TIME
 
 
@@ -141,11 +143,14 @@ def test_the_log_says_why():
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ([], Progress()),
-        ([b"jobentry: step 9\n", b"[0] hello\n"], Progress(-1, 1)),
-        ([b"[0] step 3 loss 0.5\n", b"[1] step=12\n", b"[0] Epoch [2/9]\n"], Progress(12, 3)),
-        ([b"[0] " + b"x" * 600 + b" step 7\n"], Progress(-1, 1)),
+        ([], AttemptProgress()),
+        ([b"jobentry: step 9\n", b"[0] hello\n"], AttemptProgress(-1, 1)),
+        (
+            [b"[0] step 3 loss 0.5\n", b"[1] step=12\n", b"[0] Epoch [2/9]\n"],
+            AttemptProgress(12, 3),
+        ),
+        ([b"[0] " + b"x" * 600 + b" step 7\n"], AttemptProgress(-1, 1)),
     ],
 )
-def test_progress_is_the_highest_step_of_any_rank(lines: list[bytes], expected: Progress):
+def test_progress_is_the_highest_step_of_any_rank(lines: list[bytes], expected: AttemptProgress):
     assert progress_of(lines) == expected

@@ -25,7 +25,7 @@ from cloudjob.errors import BackendError, SpecError, UsageError
 from cloudjob.machine import doctor, image_checks, images
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import Failure, JobState
-from cloudjob.model.submission import Code, Submission
+from cloudjob.model.submission import StoredCode, Submission
 from jobentry.contract import env, variables
 
 ROOT = Path(__file__).parents[4]
@@ -50,7 +50,7 @@ def submission(**values) -> Submission:
     return Submission(
         spec=JobSpec(**spec),
         job="train-2345678b",
-        code=Code(
+        code=StoredCode(
             uri="file:///home/me/st%20ore/train-2345678b/code.json",
             digest="sha256:" + "0" * 64,
             layers=("file:///home/me/st%20ore/layers/" + "1" * 64,),
@@ -106,7 +106,7 @@ def test_a_remote_store_is_not_mounted():
     job_request = request.build(
         Submission(
             **{name: getattr(submission(inputs={}), name) for name in ("spec", "job")},
-            code=Code("s3://bucket/job/code.json", "sha256:0", ("s3://bucket/layers/1",)),
+            code=StoredCode("s3://bucket/job/code.json", "sha256:0", ("s3://bucket/layers/1",)),
             record_uri="s3://bucket/job/exit.json",
             outputs=(("OUT", "s3://bucket/job/outputs/OUT"), ("HERE", "file:///mine")),
         ),

@@ -38,7 +38,7 @@ class Engine:
 def test_a_log_that_another_cloudjob_saves_while_it_is_read_is_complete(tmp_path: Path):
     saved = tmp_path / "node-0.log"
     saved.write_bytes(b"one\ntwo\nthree\n")
-    source = logs.Source(0, "c0ffee", LOG_DRIVER, saved)
+    source = logs.LogSource(0, "c0ffee", LOG_DRIVER, saved)
 
     pieces = logs.read_all(Engine(b"one\n", b"two\n"), [source], follow=False)
 
@@ -46,7 +46,7 @@ def test_a_log_that_another_cloudjob_saves_while_it_is_read_is_complete(tmp_path
 
 
 def test_an_unsaved_log_is_read_from_the_engine(tmp_path: Path):
-    source = logs.Source(0, "c0ffee", LOG_DRIVER, tmp_path / "node-0.log")
+    source = logs.LogSource(0, "c0ffee", LOG_DRIVER, tmp_path / "node-0.log")
 
     pieces = logs.read_all(Engine(b"one\n", b"two\n"), [source], follow=False)
 

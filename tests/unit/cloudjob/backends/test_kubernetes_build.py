@@ -27,7 +27,7 @@ from cloudjob.errors import SpecError, UsageError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.sections import Kubernetes
 from cloudjob.model.status import JobState
-from cloudjob.model.submission import Code, Submission
+from cloudjob.model.submission import StoredCode, Submission
 from jobentry.contract import env, names, variables
 from tests.support import kube_cluster, kube_definitions, kube_schemas, kubelet, operators
 
@@ -89,7 +89,7 @@ def submission(engine: str = "volcano", options: Any = None, **values: Any) -> S
     plain = Submission(
         spec=JobSpec(**spec),
         job="train-2345678b",
-        code=Code(
+        code=StoredCode(
             uri="s3://bucket/x/train-2345678b/code.json",
             digest="sha256:" + "0" * 64,
             layers=("s3://bucket/x/layers/" + "1" * 64,),

@@ -17,7 +17,7 @@ from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import Failure, JobState
-from cloudjob.model.submission import Code, Submission
+from cloudjob.model.submission import StoredCode, Submission
 from tests.support.modelarts import KEYS, PROJECT, SETTINGS, ModelArts, Reply, once
 
 
@@ -52,7 +52,7 @@ def submission(**values: Any) -> Submission:
     return Submission(
         spec=JobSpec(**{**spec, **values}),
         job="train-2345678b",
-        code=Code("obs://bucket/jobs/train-2345678b/code.json", "sha256:0"),
+        code=StoredCode("obs://bucket/jobs/train-2345678b/code.json", "sha256:0"),
         record_uri="obs://bucket/jobs/train-2345678b/record/exit.json",
         outputs=(),
     )
@@ -405,7 +405,7 @@ def test_a_bucket_in_another_region_or_encrypted_is_reported(
 def test_a_bucket_that_refuses_the_local_clock_is_reported(
     service: ModelArts, backend: ModelArtsBackend
 ):
-    refusal = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
+    refusal = b"<Error><StoredCode>RequestTimeTooSkewed</StoredCode></Error>"
     service.faults.append(once("GET /bucket", Reply(403, refusal), times=9))
     check = run_checks(service, backend)["bucket"]
 

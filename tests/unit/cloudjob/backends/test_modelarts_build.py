@@ -18,7 +18,7 @@ from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import SpecError
 from cloudjob.model import submission as submissions
 from cloudjob.model.job import JobSpec
-from cloudjob.model.submission import Code, Submission
+from cloudjob.model.submission import StoredCode, Submission
 from jobentry.contract import env, variables
 from tests.support.modelarts import KEYS, PROJECT
 
@@ -48,7 +48,7 @@ def submission(**values: Any) -> Submission:
     plain = submissions.submission_of(
         spec,
         "train-2345678b",
-        code=Code(f"{STORE}/train-2345678b/code.json", "sha256:" + "0" * 64),
+        code=StoredCode(f"{STORE}/train-2345678b/code.json", "sha256:" + "0" * 64),
         record_uri=f"{STORE}/train-2345678b/record/exit.json",
         outputs_uri=f"{STORE}/train-2345678b/outputs",
     )
@@ -275,7 +275,7 @@ def test_settings_that_modelarts_does_not_support_are_refused(
 def test_a_store_that_is_not_obs_is_refused():
     """ModelArts copies code only from OBS."""
     plain = submission()
-    other = plain._replace(code=Code("file:///x/train-2345678b/code.json", plain.code.digest))
+    other = plain._replace(code=StoredCode("file:///x/train-2345678b/code.json", plain.code.digest))
     with pytest.raises(SpecError) as caught:
         request.build(other, SITE)
 

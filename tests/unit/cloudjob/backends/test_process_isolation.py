@@ -16,7 +16,7 @@ from cloudjob.backends.process import isolation, node_files
 from cloudjob.backends.process.isolation import HOME, OWN, WORK, paths_named_in
 from cloudjob.backends.process.request import mounts_of
 from cloudjob.model.job import JobSpec
-from cloudjob.model.submission import Code, Submission
+from cloudjob.model.submission import StoredCode, Submission
 
 ROOTS = [str(Path(isolation.__file__).parents[3]), str(Path(__file__).parents[4] / "entrypoints")]
 NODE = f"""
@@ -280,7 +280,7 @@ def test_what_a_job_names_is_changeable_on_the_node_and_what_a_secret_names_is_n
             inputs={"DATA": (tmp_path / "in").as_uri()},
         ),
         job="job",
-        code=Code((tmp_path / "home/store/job/code.json").as_uri(), "sha256:0"),
+        code=StoredCode((tmp_path / "home/store/job/code.json").as_uri(), "sha256:0"),
         record_uri=(tmp_path / "home/store/job/record/exit.json").as_uri(),
         outputs=(("OUT", (tmp_path / "out").as_uri()),),
     )

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 
 from cloudjob import config
 from cloudjob.backends.slurm import cluster, errors, request, script
-from cloudjob.backends.slurm.cluster import Cluster, Host
+from cloudjob.backends.slurm.cluster import Cluster, SlurmHost
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
-from cloudjob.model.submission import Code, Submission, submission_of
+from cloudjob.model.submission import StoredCode, Submission, submission_of
 from cloudjob.model.validation import conflicts
 from jobentry.contract import env, variables
 from tests.support.polling import poll
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 LOCAL_CLUSTER = Cluster(
-    host=Host(),
+    host=SlurmHost(),
     folder="/home/me/.local/share/cloudjob/slurm",
     paths={"PATH": "/opt/venv/bin:/usr/bin", "LANG": "C.UTF-8"},
     python="/opt/venv/bin/python",
@@ -33,7 +33,7 @@ LOCAL_CLUSTER = Cluster(
     entry="/opt/venv/lib/cloudjob/jobentry.pyz",
 )
 REMOTE_CLUSTER = LOCAL_CLUSTER._replace(
-    host=Host("login1"), folder="~/.cloudjob/slurm", paths={}, python="", entry_python=""
+    host=SlurmHost("login1"), folder="~/.cloudjob/slurm", paths={}, python="", entry_python=""
 )
 ALL_OPTIONS = {
     "partition": "gpu",
@@ -75,7 +75,7 @@ def submission(**values: object) -> Submission:
     return submission_of(
         spec,
         "train-2k83xnf2",
-        code=Code(
+        code=StoredCode(
             "file:///st%20ore/train-2k83xnf2/code.json", "sha256:00", ("file:///x/layers/a",)
         ),
         record_uri="file:///st%20ore/train-2k83xnf2/record/exit.json",
@@ -335,7 +335,9 @@ def test_the_scripts_have_valid_shell_syntax(options, target, tmp_path):
 def test_sbatch_gets_a_minimal_environment(monkeypatch):
     monkeypatch.setenv("STRAY", "x")
     monkeypatch.setenv("SBATCH_ACCOUNT", "lab of mine")
-    done = Host().run("/", cluster.with_clean_environment("env", ("SBATCH_ACCOUNT", "SBATCH_QOS")))
+    done = SlurmHost().run(
+        "/", cluster.with_clean_environment("env", ("SBATCH_ACCOUNT", "SBATCH_QOS"))
+    )
     names = {line.partition("=")[0] for line in done.out.decode().splitlines()}
 
     assert "SBATCH_ACCOUNT=lab of mine" in done.out.decode().splitlines()
@@ -406,10 +408,10 @@ def test_new_bytes_of_logs_are_read_unchanged(tmp_path):
     (tmp_path / "node-11.log").write_bytes(b"5 6\nlast")
     (tmp_path / "node-2.log").write_bytes(b"")
     text = cluster.tails_text({0: 4, 1: 0})
-    done = Host().run(str(tmp_path), text)
+    done = SlurmHost().run(str(tmp_path), text)
 
     expected = {0: b"\0\xff 1 2\n", 11: b"5 6\nlast"}
-    assert Host().tails(str(tmp_path), {0: 4, 1: 0}) == expected
+    assert SlurmHost().tails(str(tmp_path), {0: 4, 1: 0}) == expected
     assert cluster.read_tails(done.out) == expected
 
 

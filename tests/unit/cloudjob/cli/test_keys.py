@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cloudjob.cli.keys import KeyPress, Keys, Position
+from cloudjob.cli.keys import KeyPress, KeyReader, Position
 
 
 def test_keys_move_and_sort_and_the_footer_counts_the_hidden_rows():
@@ -33,7 +33,7 @@ def test_keys_are_read_from_a_terminal_which_is_then_as_before(monkeypatch: pyte
         import termios
 
         before = termios.tcgetattr(0)
-        with Keys() as keys:
+        with KeyReader() as keys:
             for data, key in (
                 (b"j", KeyPress.DOWN),
                 (b"\x1b[A", KeyPress.UP),

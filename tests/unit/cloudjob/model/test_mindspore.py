@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloudjob.model.job import JobSpec
-from cloudjob.model.submission import Code, node_env, submission_of
+from cloudjob.model.submission import StoredCode, node_env, submission_of
 from cloudjob.model.validation import conflicts, valid_part
 from jobentry.contract.env import MindSpore
 
@@ -29,7 +29,7 @@ def problems(job: JobSpec) -> list[str]:
 
 def node_settings(job: JobSpec) -> MindSpore:
     """Return the MindSpore settings that the nodes of a job get."""
-    sent = submission_of(job, "j", code=Code("u", "d"), record_uri="r", outputs_uri="o")
+    sent = submission_of(job, "j", code=StoredCode("u", "d"), record_uri="r", outputs_uri="o")
     return node_env(sent, 0, ("a",)).mindspore
 
 

@@ -9,7 +9,7 @@ import pytest
 from cloudjob.errors import SpecError
 from cloudjob.model import sizes
 from cloudjob.model.job import JobSpec
-from cloudjob.model.submission import Code, Submission
+from cloudjob.model.submission import StoredCode, Submission
 
 LONG = {f"V{number}": "x" * 130_000 for number in range(15)}
 
@@ -17,7 +17,7 @@ LONG = {f"V{number}": "x" * 130_000 for number in range(15)}
 def submission(**values: Any) -> Submission:
     spec = JobSpec(**{"script": "train.py", "launcher": "mpirun", **values})
     outputs = tuple(spec.outputs.items())
-    return Submission(spec, "train-1", Code("file:///s/code.json", "sha256:0"), "", outputs)
+    return Submission(spec, "train-1", StoredCode("file:///s/code.json", "sha256:0"), "", outputs)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import launcher_choice, script_check
+from cloudjob.submission import checks, launcher_choice
 from cloudjob.submission.launcher_choice import Choice
 from jobentry.contract.launchers import LAUNCHERS
 
@@ -24,7 +24,7 @@ def choose(tmp_path):
             data = content if isinstance(content, bytes) else textwrap.dedent(content).encode()
             path.write_bytes(data)
         described = JobSpec(script=script, source=str(tmp_path), **spec)
-        script = script_check.read(described)
+        script = checks.read_script(described)
         return launcher_choice.choose(described, script.files, script.nested)
 
     return run

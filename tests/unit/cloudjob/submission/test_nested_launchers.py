@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import checks, launcher_choice, script_check, started_commands
+from cloudjob.submission import checks, launcher_choice, scripts
+from cloudjob.submission.checks import read_script as read
 from cloudjob.submission.launcher_choice import Nested
-from cloudjob.submission.script_check import read
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_a_program_in_place_of_the_script_is_refused_with_the_command_to_use(
     spec = JobSpec(script=words[0], args=words[1:], source=str(source))
 
     with pytest.raises(SpecError, match=f"{words[0]} is a program, not a file") as caught:
-        script_check.check(spec)
+        checks.check_script(spec)
 
     assert caught.value.hint == hint
 
@@ -411,4 +411,4 @@ def test_a_launcher_that_runs_a_script_once_on_each_node_takes_any_script(
 
 @given(st.text(alphabet=st.sampled_from("a&;|()<>'\"\\\n #${}=do ")))
 def test_any_text_is_read(text: str):
-    started_commands.of_shell(text)
+    scripts.of_shell(text)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import preparation, script_check
+from cloudjob.submission import checks, preparation
 from cloudjob.submission.launcher_choice import Choice
 from cloudjob.submission.preparation import Decision, SweepMember, Target
 from tests.support.homes import make_used_home
@@ -29,7 +29,7 @@ def decided(scratch: Path, **values: Any) -> tuple[Target, Decision]:
     source = str(scratch.parent / "source")
     spec = JobSpec(script="train.py", source=source, nodes=2, **values)
     target = Target.open(spec, scratch.parent / "home")
-    script = script_check.read(spec)
+    script = checks.read_script(spec)
     return target, preparation.decide(spec, script, target, scratch, may_query=False)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import cloudjob
+from cloudjob.backends.base import Check
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import script_check
+from cloudjob.submission import checks
 
 
 def spec(folder: Path, name: str, text: str, **values: Any) -> JobSpec:
@@ -19,8 +20,8 @@ def spec(folder: Path, name: str, text: str, **values: Any) -> JobSpec:
     return JobSpec(source=str(folder), script=name, launcher="python", **values)
 
 
-def problem(described: JobSpec) -> script_check.Problem | None:
-    return script_check.read(described).problem
+def problem(described: JobSpec) -> Check | None:
+    return checks.read_script(described).problem
 
 
 REFUSED = [
@@ -102,10 +103,10 @@ def test_what_a_newer_python_may_accept_is_only_warned_of_for_other_machines(
     here = problem(spec(tmp_path, "train.py", text))
 
     assert elsewhere is not None
-    assert elsewhere.is_certain is is_certain
+    assert elsewhere.is_needed is is_certain
     assert ("only a Python newer than" in elsewhere.hint) is not is_certain
     assert here is not None
-    assert here.is_certain
+    assert here.is_needed
 
 
 @pytest.mark.parametrize("is_valid", [True, False])
@@ -134,5 +135,5 @@ def test_a_shell_script_is_only_warned_of_where_bash_is_as_old_as_that_of_macos(
     trouble = problem(described)
 
     assert trouble is not None
-    assert not trouble.is_certain
+    assert not trouble.is_needed
     assert "older than version 4" in trouble.hint

@@ -9,8 +9,8 @@ import pytest
 
 from cloudjob.cli import main
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import checks, script_check
-from cloudjob.submission.script_check import read
+from cloudjob.submission import checks
+from cloudjob.submission.checks import read_script as read
 from cloudjob.submission.scripts import ScriptFiles
 from tests.support.homes import make_used_home
 
@@ -44,14 +44,14 @@ def spec(folder: Path, files: dict[str, str]) -> JobSpec:
 def test_an_option_that_the_script_mentions_is_found(
     tmp_path: Path, option: str, files: dict[str, str]
 ):
-    assert script_check.is_mentioned(spec(tmp_path, files), option)
+    assert checks.is_mentioned(spec(tmp_path, files), option)
 
 
 @pytest.mark.parametrize(("option", "files"), UNKNOWN)
 def test_an_option_that_the_script_does_not_mention_is_not_found(
     tmp_path: Path, option: str, files: dict[str, str]
 ):
-    assert not script_check.is_mentioned(spec(tmp_path, files), option)
+    assert not checks.is_mentioned(spec(tmp_path, files), option)
 
 
 COMMAND_LINES = [
@@ -98,7 +98,7 @@ torch.distributed.init_process_group("gloo", args.init_method, rank=args.rank)
 
 def hint(folder: Path, text: str, **values: Any) -> str:
     (folder / "train.py").write_text(text)
-    return script_check.preset_hint(
+    return checks.preset_hint(
         JobSpec(script="train.py", source=str(folder), **values), ScriptFiles()
     )
 

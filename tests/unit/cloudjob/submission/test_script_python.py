@@ -10,7 +10,7 @@ import pytest
 
 from cloudjob.backends import interpreters
 from cloudjob.model.job import JobSpec
-from cloudjob.submission import script_check
+from cloudjob.submission import checks
 from cloudjob.submission.scripts import ScriptFiles
 
 
@@ -33,7 +33,7 @@ def found(tmp_path: Path, text: str, **section: str) -> list[tuple[str, str]]:
     """Return the warnings for a script."""
     (tmp_path / "train.py").write_text(text)
     spec = JobSpec(source=str(tmp_path), script="train.py", process=section)
-    return [(check.found, check.hint) for check in script_check.python_checks(spec, ScriptFiles())]
+    return [(check.found, check.hint) for check in checks.python_checks(spec, ScriptFiles())]
 
 
 def test_modules_that_only_the_python_on_path_has_are_reported(tmp_path: Path, other: Path):

@@ -32,8 +32,8 @@ from cloudjob.model import times
 from cloudjob.model.status import Absence, Cause, Failure, JobState, exit_code, to_json
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.tracking import (
-    Filter,
     Job,
+    JobFilter,
     descriptions,
     find_all,
     log,
@@ -308,18 +308,18 @@ def test_damage_that_a_record_reports_is_marked_in_the_store(tmp_path: Path):
 @pytest.mark.parametrize(
     ("selection", "expected"),
     [
-        (Filter(), True),
-        (Filter(names=("train",)), True),
-        (Filter(names=("train-*",)), True),
-        (Filter(names=("x", "tr*")), True),
-        (Filter(names=("rain",)), False),
-        (Filter(backends=("docker", "modelarts")), True),
-        (Filter(backends=("docker",)), False),
-        (Filter(since=timestamp(600)), True),
-        (Filter(since=timestamp(0)), False),
+        (JobFilter(), True),
+        (JobFilter(names=("train",)), True),
+        (JobFilter(names=("train-*",)), True),
+        (JobFilter(names=("x", "tr*")), True),
+        (JobFilter(names=("rain",)), False),
+        (JobFilter(backends=("docker", "modelarts")), True),
+        (JobFilter(backends=("docker",)), False),
+        (JobFilter(since=timestamp(600)), True),
+        (JobFilter(since=timestamp(0)), False),
     ],
 )
-def test_a_filter_selects_the_matching_jobs(selection: Filter, expected: bool, tmp_path: Path):
+def test_a_filter_selects_the_matching_jobs(selection: JobFilter, expected: bool, tmp_path: Path):
     assert selection.matches(record_of(tmp_path, created_at=MADE_AT)) is expected
 
 
@@ -669,7 +669,7 @@ def test_a_list_of_the_newest_jobs_does_not_request_the_others(
 
     assert len(find_all(tmp_path, limit=3)) == 3
     assert len(platform.requests) == 3
-    assert len(find_all(tmp_path, Filter(states=("RUNNING",)), limit=3)) == 3
+    assert len(find_all(tmp_path, JobFilter(states=("RUNNING",)), limit=3)) == 3
 
 
 @pytest.mark.parametrize(

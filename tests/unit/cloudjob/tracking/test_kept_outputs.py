@@ -13,7 +13,6 @@ import pytest
 
 from cloudjob.errors import StoreError
 from cloudjob.store.directory import DirectoryStore
-from cloudjob.tracking import outputs as laptop
 from cloudjob.tracking.outputs import OutputLocation, Outputs
 from jobentry.contract import env, manifest
 from jobentry.contract.env import NodeEnv
@@ -305,9 +304,7 @@ def test_a_manifest_of_an_earlier_version_is_read(tmp_path, hostile):
     download(store, tmp_path / "to")
 
     assert (tmp_path / "to/M/a/b").read_bytes() == b"0"
-    assert [file.link for file in laptop.find(OutputLocation("M", DirectoryStore(store), ""))] == [
-        ""
-    ]
+    assert [file.link for file in Outputs([OutputLocation("M", DirectoryStore(store), "")])] == [""]
 
 
 OUT = "../../../../docs"

@@ -168,7 +168,7 @@ def test_a_file_that_one_node_reports_as_incomplete_is_incomplete(tmp_path: Path
     put_manifest(store, file, StoredFile("whole", "whole", 1, "0" * 64, 1))
     put_manifest(store, file._replace(is_incomplete=False), node=1)
 
-    files = outputs.find(OutputLocation("model", store, "out/"))
+    files = list(Outputs([OutputLocation("model", store, "out/")]))
 
     assert [(file.name, file.is_incomplete) for file in files] == [
         ("model/half", True),
@@ -187,4 +187,4 @@ class WithOddKeys(DirectoryStore):
 def test_a_key_that_is_not_a_path_below_the_output_is_ignored(tmp_path: Path):
     location = OutputLocation("model", WithOddKeys(tmp_path), "out/", is_listed=True)
 
-    assert [file.name for file in outputs.find(location)] == ["model/a/b"]
+    assert [file.name for file in Outputs([location])] == ["model/a/b"]
