@@ -138,10 +138,10 @@ class Finder:
             if places.is_exact:
                 yield from places.metrics_of(lines, numbers)
                 continue
-            yield from places.metrics_of(lines, [n for n in numbers if places.are_in(lines[n])])
-            for number in numbers:
-                if not places.are_in(lines[number]):
-                    yield from self._learn(lines[number], shape).metrics_of(lines, [number])
+            same = [number for number in numbers if places.are_in(lines[number])]
+            yield from places.metrics_of(lines, same)
+            for number in sorted(set(numbers).difference(same)):
+                yield from self._learn(lines[number], shape).metrics_of(lines, [number])
 
     def _learn(self, line: str, shape: str) -> _Places:
         places = _places(line, self._others)
