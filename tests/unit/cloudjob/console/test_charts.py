@@ -538,6 +538,13 @@ def test_the_values_of_a_chart_are_saved_as_a_table_without_formulas():
     assert lines == ['step,"\' =1+1,x",rank 0', "0,,1.0", "1,0.7,", "2,,0.5"]
 
 
+def test_the_times_of_a_table_have_no_more_digits_than_those_of_a_job():
+    points = losses({0: 1.0}, at_s=100.1)
+    [chart] = charts.curves(points, STATUS, charts.View(by_time=True))
+
+    assert as_csv(chart).splitlines() == ["seconds,rank 0", "0.1,1.0"]
+
+
 @pytest.mark.parametrize(("ranks", "steps"), [(3, 3000), (100, 2)])
 def test_numbers_whose_sum_is_too_large_have_curves(ranks: int, steps: int):
     """As of a training that diverges."""
