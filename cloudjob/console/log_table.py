@@ -47,7 +47,7 @@ _TRAINING_LINES = 2000
 # The number of lines, from the end, that a pattern is tried on, and of those that are shown.
 _TRIAL_LINES, _EXAMPLES = 5000, 5
 # The name of a metric that is tried; no key of a printed JSON object has this name.
-_TRIED = "\0"
+_TRIED = "NAME\0"
 # The names of metrics that are not those of the training data.
 _OTHER_SETS = re.compile(r"val|test|eval", re.IGNORECASE)
 # The number of selections whose lines are cached.

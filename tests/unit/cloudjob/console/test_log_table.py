@@ -450,7 +450,7 @@ def test_a_pattern_is_tried_on_the_last_lines():
 
 @pytest.mark.parametrize("pattern", ["(", "no group"])
 def test_a_pattern_that_finds_no_value_is_refused(pattern: str):
-    with open_table(Job(*TWO_NODES)) as log, pytest.raises(UsageError):
+    with open_table(Job(*TWO_NODES)) as log, pytest.raises(UsageError, match="metric NAME"):
         log.try_pattern(pattern)
 
 
