@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cloudjob.console.text import coloured_line, displayable_line
@@ -24,7 +24,7 @@ from cloudjob.tracking import Job, training
 from cloudjob.tracking.blocks import blocks, is_plain
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogPiece
-from cloudjob.tracking.metrics import MetricPoint, MetricReader
+from cloudjob.tracking.metrics import Column, MetricPoint, MetricReader
 from cloudjob.tracking.training import Training
 from jobentry.contract import lines
 
@@ -47,7 +47,7 @@ _TRAINING_LINES = 2000
 # The number of lines, from the end, that a pattern is tried on, and of those that are shown.
 _TRIAL_LINES, _EXAMPLES = 5000, 5
 # The name of a metric that is tried; no key of a printed JSON object has this name.
-_TRIED = "\0"
+_TRIED = "NAME\0"
 # The names of metrics that are not those of the training data.
 _OTHER_SETS = re.compile(r"val|test|eval", re.IGNORECASE)
 # The number of selections whose lines are cached.
@@ -516,12 +516,14 @@ class LogTable:
                     self._add(piece)
                     self._has_metrics = False
                 # This takes far longer, and a page needs the lines first.
-                points = reader.add(piece.node, piece.data)
+                columns = [*chain.from_iterable(reader.columns(piece.node, piece.data))]
                 with self._lock:
-                    self._add_metrics(points, piece.at)
+                    self._add_metrics(columns, piece.at)
                     self._has_metrics = True
                 if time.monotonic() > self._requested_at_s + _UNWATCHED_S:
                     return False
+            with self._lock:
+                self._add_metrics(chain.from_iterable(reader.last_columns()), None)
             return True
         finally:
             with self._lock:
@@ -539,11 +541,12 @@ class LogTable:
             follow=False, attempt=self._attempt, is_timed=True, on_journal=self.journals.add
         )
 
-    def _add_metrics(self, points: Iterable[MetricPoint], at: float | None) -> None:
-        for point in points:
-            key = point.name, point.rank, point.is_detected
-            numbers = self._metrics.setdefault(key, array("d"))
-            numbers.extend((point.step, point.value, at or 0.0))
+    def _add_metrics(self, columns: Iterable[Column], at: float | None) -> None:
+        for first, _, steps, values in columns:
+            numbers = self._metrics.setdefault(
+                (first.name, first.rank, first.is_detected), array("d")
+            )
+            numbers.extend(chain.from_iterable(zip(steps, values, repeat(at or 0.0))))
 
     def _add(self, piece: LogPiece) -> None:
         for block in blocks(piece.data):

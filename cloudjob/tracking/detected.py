@@ -109,11 +109,13 @@ class _Places(NamedTuple):
             values.append((name, of_lines))
         yield LineMetrics(numbers, steps, values)
 
-    def are_in(self, line: str) -> bool:
-        """Whether they are there in another line of the same shape."""
-        return all(line[at] == digit for at, digit in self.digits) and all(
-            (line[at] == "0") is is_zero for at, is_zero in self.is_zero
-        )
+    def same(self, lines: Sequence[str], numbers: list[int]) -> list[int]:
+        """Return those lines, of the same shape, in which the metrics are there, too."""
+        for at, digit in self.digits:
+            numbers = [number for number in numbers if lines[number][at] == digit]
+        for at, is_zero in self.is_zero:
+            numbers = [number for number in numbers if (lines[number][at] == "0") is is_zero]
+        return numbers
 
 
 class Finder:
@@ -138,10 +140,10 @@ class Finder:
             if places.is_exact:
                 yield from places.metrics_of(lines, numbers)
                 continue
-            yield from places.metrics_of(lines, [n for n in numbers if places.are_in(lines[n])])
-            for number in numbers:
-                if not places.are_in(lines[number]):
-                    yield from self._learn(lines[number], shape).metrics_of(lines, [number])
+            same = places.same(lines, numbers)
+            yield from places.metrics_of(lines, same)
+            for number in sorted(set(numbers).difference(same)):
+                yield from self._learn(lines[number], shape).metrics_of(lines, [number])
 
     def _learn(self, line: str, shape: str) -> _Places:
         places = _places(line, self._others)

@@ -29,9 +29,12 @@ _TQDM = re.compile(
 # Keras: ``120/1000 ━━━━━━━ 1s 10ms/step`` and ``120/1000 [=====>......]``.
 _KERAS = re.compile(r"^[ \t\b]{0,9}([0-9]{1,15})/([0-9]{1,15}) {1,4}(?:\[[=>.]|[━╸])")
 _EPOCH_WORD = re.compile(r"epoch", re.IGNORECASE)
+_NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,6})?"
+_UNIT = r"((?:it|iters?|steps?|samples?|examples?|images?|imgs?|tokens?|tok|seqs?)/s)(?:ec)?"
+# ``11.0 it/s``, and ``it/s: 11.0``, where a number before it is that of something else.
 _RATE = re.compile(
-    r"(?<![\w.])([0-9]{1,12}(?:\.[0-9]{1,6})?)[ \t]{0,2}"
-    r"((?:it|iters?|steps?|samples?|examples?|images?|imgs?|tokens?|tok|seqs?)/s)(?:ec)?(?![\w/])",
+    rf"(?<![\w.])(?:({_NUMBER})[ \t]{{0,2}}{_UNIT}(?![\w/]|[ \t]{{0,2}}[:=])"
+    rf"|{_UNIT}[ \t]{{0,2}}[:=][ \t]{{0,2}}({_NUMBER})(?![\w.]))",
     re.IGNORECASE,
 )
 # A rate by the clock of the log needs lines that are this many seconds apart.
@@ -196,7 +199,7 @@ def _count(match: re.Match[str] | None) -> Count | None:
 
 def _rate(text: str) -> str:
     match = _RATE.search(text)
-    return f"{match[1]} {match[2].lower()}" if match else ""
+    return f"{match[1] or match[4]} {(match[2] or match[3]).lower()}" if match else ""
 
 
 def _seconds(clock: str) -> float | None:

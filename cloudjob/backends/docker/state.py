@@ -132,6 +132,8 @@ def container(item: Mapping[str, Any]) -> Container:
         host=labels.get(NAME_LABEL, ""),
         native=str(item["State"]).lower(),
         labels=labels,
+        # That of its creation, until it is inspected.
+        started_at=times.rfc3339(item.get("Created") or 0),
     )
 
 
@@ -183,24 +185,27 @@ def unended_status(containers: list[Container]) -> NativeStatus:
     item = _head(containers) or containers[0]
     paused = [f"node {item.node} ({item.host})" for item in containers if item.native == _PAUSED]
     native = f"{_PAUSED}: {', '.join(paused)}" if paused else item.native
-    return unended(_STATES.get(item.native, JobState.UNKNOWN), native)
+    return unended(_STATES.get(item.native, JobState.UNKNOWN), native, _started_at(containers))
 
 
 def ended_status(containers: list[Container], *, is_cancelled: bool) -> Ended:
     """Return the status of a job that has ended, from its containers; there is one at least."""
     head = _head(containers)
     cause, failure = _end(head, containers, is_cancelled=is_cancelled)
-    starts = [item.started_at for item in containers if item.started_at]
     ends = [item.ended_at for item in containers if item.ended_at]
     return Ended(
         head.native if head else "removed",
         cause,
         failure,
-        started_at=min(starts, default=None),
+        started_at=_started_at(containers),
         ended_at=(head.ended_at if head else "") or max(ends, default=None),
         reason=_reason(containers),
         stop=Stop.OUTSIDE,
     )
+
+
+def _started_at(containers: list[Container]) -> str | None:
+    return min((item.started_at for item in containers if item.started_at), default=None)
 
 
 def _head(containers: list[Container]) -> Container | None:

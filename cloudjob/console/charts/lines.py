@@ -101,9 +101,13 @@ def _chart(
     title: str, lines: Lines, group: Group, limits: Mapping[str, float], view: View
 ) -> Chart:
     chosen = _most_different(lines)
-    chosen = _at_equal_places(_aligned(chosen) if group.is_aligned else chosen)
+    chosen = _aligned(chosen) if group.is_aligned else chosen
     if view.smoothing:
-        chosen = {name: _smooth(points, view.smoothing) for name, points in chosen.items()}
+        # The extremes that are drawn of many points do not have the mean of all.
+        drawn_share = min(1.0, _MAX_POINTS / max(map(len, chosen.values())))
+        weight = view.smoothing**drawn_share
+        chosen = {name: _smooth(points, weight) for name, points in chosen.items()}
+    chosen = _at_equal_places(chosen)
     limit = group.limits.get(title, 0.0)
     note = [_last_text(lines), f"limit {_number(limit)}" if limit else "", _left_out(lines)]
     if view.is_logarithmic:

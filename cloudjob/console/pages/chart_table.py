@@ -52,4 +52,4 @@ def _rows(chart: Chart) -> Iterator[list[float | str | None]]:
     values = {name: dict(points) for name, points in chart.lines.items()}
     yield [chart.x_name, *values]
     for x in sorted({x for each in values.values() for x in each}):
-        yield [x, *(each.get(x) for each in values.values())]
+        yield [round(x, 3), *(each.get(x) for each in values.values())]

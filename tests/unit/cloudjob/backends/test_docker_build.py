@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from cloudjob.backends import follow, supervision
 from cloudjob.backends.delivery import new_ssh_key
 from cloudjob.backends.docker import delivery, engine, logs, request, shared_folders, state
-from cloudjob.backends.native import Ended, Stop
+from cloudjob.backends.native import Ended, Running, Stop
 from cloudjob.errors import BackendError, SpecError, UsageError
 from cloudjob.machine import doctor, image_checks, images
 from cloudjob.model.job import JobSpec
@@ -318,6 +318,17 @@ def test_a_state_that_cloudjob_does_not_know_is_unknown_and_keeps_its_name(nativ
     status = state.unended_status([node(native=native)])
 
     assert (status.state, status.native) == (expected, native)
+
+
+def test_a_running_job_has_run_since_its_first_container_was_created():
+    """The engine's list has no other time."""
+    items = [
+        {"Id": str(index), "State": "running", "Labels": node(index).labels, "Created": created}
+        for index, created in enumerate((1767225601, 1767225600))
+    ]
+    status = state.unended_status([state.container(item) for item in items])
+
+    assert status == Running("running", "2026-01-01T00:00:00.000Z")
 
 
 def test_times_are_truncated_to_milliseconds():

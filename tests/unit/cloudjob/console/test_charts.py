@@ -530,12 +530,31 @@ def test_nodes_that_measure_at_different_times_have_points_at_the_same_places():
     assert places == {tuple(4.0 * n for n in range(9))}
 
 
+def test_a_smoothed_curve_of_many_values_is_near_their_mean():
+    """The lowest and highest values of a curve, which are drawn, are not those of the most steps.
+
+    TensorBoard smooths what is left after it has left out points (tensorflow/tensorboard#1518).
+    """
+    points = losses({step: 1.0 if step % 100 else 11.0 for step in range(20_000)})
+    [chart] = charts.curves(points, view=charts.View(smoothing=0.9))
+
+    values = [value for _, value in series(chart)["rank 0"][100:]]
+    assert (min(values), max(values)) == (pytest.approx(1.1, abs=0.3), pytest.approx(1.1, abs=0.3))
+
+
 def test_the_values_of_a_chart_are_saved_as_a_table_without_formulas():
     points = [*losses({0: 1.0, 2: 0.5}), MetricPoint("loss", None, 1, 0.7, source=" =1+1,x")]
     [chart] = charts.curves(points)
 
     lines = as_csv(chart).splitlines()
     assert lines == ['step,"\' =1+1,x",rank 0', "0,,1.0", "1,0.7,", "2,,0.5"]
+
+
+def test_the_times_of_a_table_have_no_more_digits_than_those_of_a_job():
+    points = losses({0: 1.0}, at_s=100.1)
+    [chart] = charts.curves(points, STATUS, charts.View(by_time=True))
+
+    assert as_csv(chart).splitlines() == ["seconds,rank 0", "0.1,1.0"]
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(3, 3000), (100, 2)])

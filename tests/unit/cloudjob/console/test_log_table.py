@@ -17,7 +17,7 @@ from cloudjob.console.pages.live import until_read
 from cloudjob.errors import BackendError, UsageError
 from cloudjob.model.status import Failure
 from cloudjob.tracking.log import LogPiece
-from cloudjob.tracking.metrics import MetricPoint, MetricReader
+from cloudjob.tracking.metrics import Column, MetricPoint, MetricReader
 from cloudjob.tracking.training import Count
 from tests.support.polling import poll
 
@@ -144,9 +144,9 @@ def test_a_page_has_lines_before_their_metrics_and_says_so():
     may_search = threading.Event()
 
     class SlowReader(MetricReader):
-        def add(self, node: int, data: bytes) -> list[MetricPoint]:
+        def columns(self, node: int, data: bytes) -> Iterator[list[Column]]:
             assert may_search.wait(60)
-            return super().add(node, data)
+            return super().columns(node, data)
 
     job = Job(LogPiece(0, b"[0] loss 0.5\n"), has_ended=False)
     job.metric_reader = lambda: SlowReader({}, detects=True)  # type: ignore[method-assign]
@@ -239,8 +239,12 @@ def test_a_job_that_has_ended_is_not_live_while_its_log_is_read():
         assert not log.page(Selection(), 0, 0).is_live
 
 
-def test_a_last_line_without_a_newline_is_shown():
-    assert read(Job(LogPiece(0, b"[0]+ cut\n"))) == [(0, 0, "cut")]
+def test_a_last_line_without_a_newline_is_shown_and_has_metrics():
+    with open_table(Job(LogPiece(0, b"[0] whole\n[0]+ loss 1\n"))) as log:
+        texts = [row["text"] for row in log.page(Selection(), 0, 10).rows]
+        values = [point.value for point in log.metrics()]
+
+    assert (texts, values) == (["whole", "loss 1"], [1])
 
 
 def test_control_sequences_of_a_terminal_are_left_out():
@@ -446,7 +450,7 @@ def test_a_pattern_is_tried_on_the_last_lines():
 
 @pytest.mark.parametrize("pattern", ["(", "no group"])
 def test_a_pattern_that_finds_no_value_is_refused(pattern: str):
-    with open_table(Job(*TWO_NODES)) as log, pytest.raises(UsageError):
+    with open_table(Job(*TWO_NODES)) as log, pytest.raises(UsageError, match="metric NAME"):
         log.try_pattern(pattern)
 
 

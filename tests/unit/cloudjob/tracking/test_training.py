@@ -43,6 +43,8 @@ def test_epochs_and_steps_count_with_their_totals(
         ("step 5/9 3.5 samples/sec", "3.5 samples/s"),
         ("1200 tokens/s", "1200 tokens/s"),
         ("x:  12%|█ | 1/8 [00:10<01:20,  7.0s/it]", "7.0 s/it"),
+        ("epoch 1/5 loss: 0.91 images/s: 1032.9", "1032.9 images/s"),
+        ("loss 0.5 tokens/sec=2e3", ""),
         ("5 samples/sample", ""),
     ],
 )
