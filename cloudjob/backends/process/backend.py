@@ -93,7 +93,8 @@ class ProcessBackend(Backend[ProcessRequest]):
     def starting(self, job: str) -> Iterator[None]:
         # What is missing here, `build` reports.
         with contextlib.suppress(BackendError, OSError):
-            self._early = _Controller.start(job, interpreters.entry_of(self._home))
+            requests.need_linux()
+            self._early = _Controller.start(job, self._entry)
         try:
             yield
         finally:
@@ -126,7 +127,11 @@ class ProcessBackend(Backend[ProcessRequest]):
     @functools.cached_property
     def _machine(self) -> requests.Machine:
         # A submit builds its request twice.
-        return requests.machine_of(self._options, self._home)
+        return requests.machine_of(self._options, self._home, self._entry)
+
+    @functools.cached_property
+    def _entry(self) -> str:
+        return interpreters.entry_of(self._home)
 
     def show(self, request: ProcessRequest) -> dict[str, Any]:
         secrets = dict.fromkeys(request.secret_names, MASK)

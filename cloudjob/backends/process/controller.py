@@ -1,8 +1,8 @@
 """The controller of one job of the process backend: it starts the nodes and outlives the submitter.
 
 It waits for one request on its input, writes ``ready`` to its output, and leaves ``state.json`` in
-the job's folder. With the request comes the lock of the job's file in ``running/``, which shows that
-the job runs; it removes that file at the very end. Standard library only.
+the job's folder. With the request comes the lock of the job's file in ``running/``, which shows
+that the job runs; it removes that file at the very end. Standard library only.
 """
 
 from __future__ import annotations
