@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from cloudjob.errors import UsageError
@@ -77,6 +78,10 @@ class Backend(ABC, Generic[Request]):
     @abstractmethod
     def poll_s(self) -> float:
         """Seconds to wait between two status requests."""
+
+    def starting(self, job: str) -> AbstractContextManager[object]:
+        """Start what ``send`` will need while a job is prepared; end it if nothing is sent."""
+        return nullcontext()
 
     @abstractmethod
     def build(self, submission: Submission) -> Request:

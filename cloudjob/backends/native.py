@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from cloudjob.model.status import Absence, Attempt, Failure, JobState, Wait, state_of
 from jobentry.contract.exits import Cause
@@ -17,8 +16,7 @@ CAUSES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A job that has not started, or waits to start again.
 
     Args:
@@ -28,11 +26,14 @@ class Waiting:
 
     native: str
     wait: Wait | None = None
-    state: ClassVar[JobState] = JobState.PENDING
+
+    @property
+    def state(self) -> JobState:
+        """The state of the job."""
+        return JobState.PENDING
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(NamedTuple):
     """A job that runs.
 
     Args:
@@ -43,24 +44,34 @@ class Running:
     started_at: str | None = None
     attempt: Attempt | None = None
     wait: Wait | None = None
-    state: ClassVar[JobState] = JobState.RUNNING
+
+    @property
+    def state(self) -> JobState:
+        """The state of the job."""
+        return JobState.RUNNING
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(NamedTuple):
     """A job whose platform does not answer, or reports a state that cloudjob does not know."""
 
     native: str
     started_at: str | None = None
-    state: ClassVar[JobState] = JobState.UNKNOWN
+
+    @property
+    def state(self) -> JobState:
+        """The state of the job."""
+        return JobState.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(NamedTuple):
     """A job that is not on its platform, or that this machine cannot look for."""
 
     why: Absence
-    state: ClassVar[JobState] = JobState.UNKNOWN
+
+    @property
+    def state(self) -> JobState:
+        """The state of the job."""
+        return JobState.UNKNOWN
 
     @property
     def native(self) -> str:
@@ -79,8 +90,7 @@ class Stop(Enum):
     PLATFORM = "platform"
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A job that has ended; the record of its head knows more about how.
 
     Args:

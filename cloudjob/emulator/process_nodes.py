@@ -51,7 +51,7 @@ class ProcessRuntime:
         self._settings = settings
         self._new_keys = new_keys
         self._endpoint, self._api = endpoint, api
-        self._machine = requests.machine_of(options, home)
+        self._machine = requests.machine_of(options, home, interpreters.entry_of(home))
         requests.need_mpirun(self._machine)
         self._used: dict[str, tuple[float, float]] = {}
 

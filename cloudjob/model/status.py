@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudjob.errors import CloudJobError
 from cloudjob.model.times import local
@@ -56,8 +54,7 @@ class Absence(Enum):
     NEVER_SUBMITTED = "never submitted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
+class Code(NamedTuple):
     """The package that a job runs."""
 
     uri: str
@@ -66,8 +63,7 @@ class Code:
     files: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Phase(NamedTuple):
     """One phase of a node's work; ``ended_at`` is None until it has ended.
 
     Args:
@@ -83,8 +79,7 @@ class Phase:
     total_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
+class Hang(NamedTuple):
     """How a job hangs, or hung when it ended.
 
     Args:
@@ -104,8 +99,7 @@ class Hang:
     details: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """Which attempt of a job with retries this is, or was the last.
 
     Args:
@@ -155,8 +149,7 @@ class Outlook(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(NamedTuple):
     """What nodes that have not started wait for, as far as their platform says so.
 
     Args:
@@ -175,8 +168,7 @@ class Wait:
     outlook: Outlook = Outlook.OPEN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowRanks:
+class SlowRanks(NamedTuple):
     """Ranks that slow a running job down.
 
     Args:
@@ -196,8 +188,7 @@ class SlowRanks:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobStatus:
+class JobStatus(NamedTuple):
     """Everything known about one job; times are RFC 3339 UTC, and None before the event.
 
     Args:
@@ -304,27 +295,27 @@ def exit_code(status: JobStatus) -> int:
 
 def to_json(status: JobStatus) -> dict[str, Any]:
     """Return the object that ``status --json`` prints, of plain JSON values."""
-    values = _values(status)
+    values = status._asdict()
     del values["absence"]
     values["state"] = status.state.value
     values["cause"] = None if status.cause is None else str(status.cause)
-    values["phases"] = [_values(phase) for phase in status.phases]
+    values["phases"] = [phase._asdict() for phase in status.phases]
     values["hang"] = status.hang and {
-        **_values(status.hang),
+        **status.hang._asdict(),
         "ranks": list(status.hang.ranks),
         "details": list(status.hang.details),
     }
     values["slow"] = status.slow and {
-        **_values(status.slow),
+        **status.slow._asdict(),
         "ranks": list(status.slow.ranks),
         "nodes": list(status.slow.nodes),
     }
-    values["code"] = status.code and _values(status.code)
-    values["attempt"] = status.attempt and _values(status.attempt)
+    values["code"] = status.code and status.code._asdict()
+    values["attempt"] = status.attempt and status.attempt._asdict()
     values["cut_logs"] = [each._asdict() for each in status.cut_logs]
     wait = status.wait
     values["wait"] = wait and {
-        **_values(wait),
+        **wait._asdict(),
         "phase": wait.phase.value,
         "outlook": wait.outlook.value,
     }
@@ -333,18 +324,6 @@ def to_json(status: JobStatus) -> dict[str, Any]:
         lists = {name: list(failure[name]) for name in _LINES}
         values["failure"] = {**failure, "host": status.failure.host or None, **lists}
     return values
-
-
-def _values(value: JobStatus | Code | Phase | Hang | SlowRanks | Attempt | Wait) -> dict[str, Any]:
-    """Return the fields of a value; ``asdict`` takes ten times as long, a second for a list."""
-    return dict(zip(value.__slots__, _FIELDS[type(value)](value), strict=True))
-
-
-# Reads all fields of a value at once: a list of 10,000 jobs has 100,000 phases.
-_FIELDS: dict[type, attrgetter[tuple[Any, ...]]] = {
-    each: attrgetter(*each.__slots__)
-    for each in (JobStatus, Code, Phase, Hang, SlowRanks, Attempt, Wait)
-}
 
 
 def from_json(values: dict[str, Any]) -> JobStatus:
@@ -378,21 +357,21 @@ def is_current(values: dict[str, Any]) -> bool:
     return (
         tuple(values) == _KEYS
         and all(not values[name] or tuple(values[name]) == keys for name, keys in _PARTS.items())
-        and [*map(tuple, phases)].count(Phase.__slots__) == len(phases)
+        and [*map(tuple, phases)].count(Phase._fields) == len(phases)
         and values["state"] in _STATES
         and (values["cause"] is None or values["cause"] in _CAUSES)
     )
 
 
 # What ``is_current`` compares with, in the order of ``to_json``.
-_KEYS = tuple(name for name in JobStatus.__slots__ if name != "absence")
+_KEYS = tuple(name for name in JobStatus._fields if name != "absence")
 _PARTS: dict[str, tuple[str, ...]] = {
     "failure": Failure._fields,
-    "code": Code.__slots__,
-    "hang": Hang.__slots__,
-    "attempt": Attempt.__slots__,
-    "slow": SlowRanks.__slots__,
-    "wait": Wait.__slots__,
+    "code": Code._fields,
+    "hang": Hang._fields,
+    "attempt": Attempt._fields,
+    "slow": SlowRanks._fields,
+    "wait": Wait._fields,
 }
 _STATES, _CAUSES = {each.value for each in JobState}, {str(each) for each in Cause}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+
+from cloudjob.errors import UsageError
 
 _RFC3339 = r"(?a)(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)"
 # The first second of the year 10000.
@@ -50,3 +52,23 @@ def normalised(text: str) -> str:
     Empty for other texts, and for the year 1, which means never in Docker's output.
     """
     return rfc3339(seconds_of(text))
+
+
+def parse(text: str) -> str:
+    """Return a time in the format of the records, from an age, a date, or a date and a time.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    age = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
+    try:
+        if age:
+            units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+            moment = datetime.now(timezone.utc) - timedelta(**{units[age[2]]: int(age[1])})
+        else:
+            moment = datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"reading the filter since {text}: not a time", hint="2h, 3d, or 2026-01-31"
+        ) from error
+    return moment.isoformat(timespec="milliseconds")[:23] + "Z"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -148,7 +147,7 @@ def of_sweep(
     started = [each.started_at for each in statuses if each.started_at]
     ended = [each.ended_at for each in statuses if each.ended_at]
     if started and ended:
-        first = replace(first, started_at=min(started), ended_at=max(ended))
+        first = first._replace(started_at=min(started), ended_at=max(ended))
     took = summary.duration(first)
     head = f"sweep {sweep}: {summary.states(ordered)}" + (f" in {took}" if took else "")
     jobs = [

@@ -46,15 +46,23 @@ def call_with_timeout(limit_s: float, function: Callable[[], _R]) -> _R:
     Raises:
         TimeoutError: The function has not returned in time.
     """
-    from concurrent.futures import TimeoutError as FutureTimeout
+    values: list[_R] = []
+    errors: list[BaseException] = []
 
-    call = start_call(function)
-    try:
-        return call.result(limit_s)
-    except FutureTimeout as error:
-        if call.done():
-            raise
-        raise TimeoutError(f"no answer within {limit_s:g} s") from error
+    def call() -> None:
+        try:
+            values.append(function())
+        except BaseException as error:  # noqa: BLE001 (raised below)
+            errors.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors.pop()
+    if not values:
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    return values.pop()
 
 
 def call_each_in_time(

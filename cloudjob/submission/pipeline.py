@@ -50,9 +50,11 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
             submit uses and ``cloudjob store gc`` removes.
     """
     script = checks.check_script(spec)
+    checks.require(checks.script_checks(spec, script), on_progress)
     job = preparation.new_id(spec.name)
-    with _scratch(spec, home, job) as scratch:
-        target, decision = decide(spec, script, home, scratch, on_progress)
+    target = Target.open(spec, home)
+    with target.backend.starting(job), _scratch(spec, home, job) as scratch:
+        decision = decide(spec, script, target, scratch, on_progress)
         return _send(preparation.prepare(job, decision, target, scratch), on_progress)
 
 
@@ -67,17 +69,15 @@ def submit_member(
 
 
 def decide(
-    spec: JobSpec, script: Script, home: Path, scratch: Path, on_progress: OnProgress
-) -> tuple[Target, Decision]:
-    """Check a script, decide what the job leaves open, and report both."""
-    checks.require(checks.script_checks(spec, script), on_progress)
-    target = Target.open(spec, home)
+    spec: JobSpec, script: Script, target: Target, scratch: Path, on_progress: OnProgress
+) -> Decision:
+    """Decide what the job leaves open, and report it."""
     decision = preparation.decide(spec, script, target, scratch, may_query=True)
     for note in preparation.choices(decision.choice, decision.ranks):
         on_progress(Progress("note", note))
     for progress in preparation.left_out(decision.package):
         on_progress(progress)
-    return target, decision
+    return decision
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from cloudjob.model.times import rfc3339
 from cloudjob.model.validation import valid_part
 from cloudjob.notify.start import start_of_sweep
 from cloudjob.submission import checks, pipeline, preparation
-from cloudjob.submission.preparation import SweepMember
+from cloudjob.submission.preparation import SweepMember, Target
 from cloudjob.tracking.sweep import OnStatus, Sweep, SweepFile
 
 # Keys that change how a sweep runs, but not its jobs.
@@ -90,7 +90,9 @@ def submit(
     sweep = _find_interrupted(home, _key(spec), resume=resume)
     sweep = sweep or Sweep(preparation.new_id(spec.name[:_NAME_LETTERS]), home)
     with scratch_folders.new(submits_folder(home), sweep.id) as scratch:
-        _, decision = pipeline.decide(spec, script, home, scratch, on_progress)
+        checks.require(checks.script_checks(spec, script), on_progress)
+        target = Target.open(spec, home)
+        decision = pipeline.decide(spec, script, target, scratch, on_progress)
         digest = decision.package.digest
         file = sweep.read() or SweepFile(
             created_at=rfc3339(time.time()), key=_key(spec), digest=digest,

@@ -12,7 +12,6 @@ from cloudjob.model.patterns import Pattern
 from cloudjob.tracking.blocks import PART_MARK, blocks, is_plain, matching_lines
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.log import LogPiece, OnJournal
-from cloudjob.tracking.queries import parse_time
 from jobentry.contract import env, lines
 
 
@@ -58,7 +57,7 @@ class LogFilter(NamedTuple):
         Raises:
             UsageError: ``since`` is not a time.
         """
-        since = times.seconds_of(parse_time(self.since)) if self.since else 0.0
+        since = times.seconds_of(times.parse(self.since)) if self.since else 0.0
         is_timed = self.is_timed or bool(since)
         read = partial(
             job.pieces, is_stored=self.is_stored, attempt=self.attempt, is_timed=is_timed

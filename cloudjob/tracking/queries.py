@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +15,7 @@ from cloudjob.backends.native import NativeStatus
 from cloudjob.errors import CloudJobError, Unreachable, UsageError
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model import grid
+from cloudjob.model import grid, times
 from cloudjob.model.progress import OnProgress, Progress, log_warnings
 from cloudjob.model.rules import BACKENDS
 from cloudjob.model.status import JobState, JobStatus
@@ -88,28 +86,8 @@ def filter_of(
                     f"reading the filter {key} {value}: no such {key}{nearest(value, allowed)}",
                     hint=f"one of {', '.join(allowed)}",
                 )
-    earliest = parse_time(since) if since else ""
+    earliest = times.parse(since) if since else ""
     return JobFilter(tuple(backend), tuple(name), states, earliest, sweep)
-
-
-def parse_time(text: str) -> str:
-    """Return a time in the format of the records, from an age, a date, or a date and a time.
-
-    Raises:
-        UsageError: It is none of these.
-    """
-    age = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
-    try:
-        if age:
-            units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-            moment = datetime.now(timezone.utc) - timedelta(**{units[age[2]]: int(age[1])})
-        else:
-            moment = datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(
-            f"reading the filter since {text}: not a time", hint="2h, 3d, or 2026-01-31"
-        ) from error
-    return moment.isoformat(timespec="milliseconds")[:23] + "Z"
 
 
 def find_all(

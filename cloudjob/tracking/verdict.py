@@ -6,7 +6,6 @@ import json
 import re
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from cloudjob.backends.native import Absent, Ended, NativeStatus, Running, Stop, Waiting
@@ -54,7 +53,7 @@ def as_status(record: JobRecord, native: NativeStatus) -> JobStatus:
 
 def _since_submit(native: Waiting | Running, record: JobRecord) -> Wait | None:
     """Return a wait that has a time: that of the submit if the platform does not tell it."""
-    return native.wait and replace(native.wait, since=native.wait.since or record.created_at)
+    return native.wait and native.wait._replace(since=native.wait.since or record.created_at)
 
 
 def ended_elsewhere(record: ExitRecord, described: Mapping[str, Any]) -> Ended | None:
@@ -90,8 +89,7 @@ def with_record(
     if record is None or outcome is None:
         return _without_record(status, native, record_error, entry_lines)
     failure = outcome.failure and _explained(outcome.failure, native, entry_lines)
-    return replace(
-        status,
+    return status._replace(
         state=state_of(outcome.cause),
         exit_code=outcome.exit_code,
         cause=outcome.cause or None,
@@ -201,7 +199,7 @@ def _without_record(
     message = ": ".join(parts)
     unknown = f"{'cancelled' if is_cancelled else 'ended'} before the head could write its record"
     failure = failure._replace(exit_code=code, message=message or unknown, last_lines=lines)
-    return replace(status, exit_code=code, cause=native.cause, failure=failure)
+    return status._replace(exit_code=code, cause=native.cause, failure=failure)
 
 
 def recorded_status(record: JobRecord) -> JobStatus | None:

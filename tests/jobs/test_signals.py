@@ -157,13 +157,13 @@ import os, sys
 from cloudjob.backends.process import backend
 from cloudjob.cli import main
 
-start = backend._start_controller
+start = backend._start_job
 
 def signalled(*arguments):
     moments = [lambda: os.kill(os.getpid(), {number}), lambda: start(*arguments)]
     return max(moment() or 0 for moment in moments[:: {step}])
 
-backend._start_controller = signalled
+backend._start_job = signalled
 sys.exit(main(sys.argv[4:]))
 """
 

@@ -338,10 +338,15 @@ def test_a_detached_submit_imports_nothing_that_follows_jobs(tmp_path: Path):
 
     assert done.returncode == 0, done.stderr
     handle, modules, functions = done.stdout.splitlines()
-    assert run(sys.executable, "-m", "cloudjob", "wait", handle, CLOUDJOB_HOME=home).returncode == 0
+    follow = (sys.executable, "-X", "importtime", "-m", "cloudjob", "logs", "--follow", handle)
+    followed = run(*follow, CLOUDJOB_HOME=home)
+    assert followed.returncode == 0, followed.stderr
     following = ("tracking.log", "tracking.status_reader", "model.status", "backends.native")
     slow = {"concurrent.futures", "dataclasses", "logging", "socket"}
     assert {*slow, *(f"cloudjob.{name}" for name in following)} & set(modules.split()) == set()
+    assert (
+        slow & {line.rpartition("|")[2].strip() for line in followed.stderr.splitlines()} == set()
+    )
     # With class bodies, comprehensions and lambdas; ADR 81 counts them.
     assert 0 < int(functions) <= MOST_FUNCTIONS
 

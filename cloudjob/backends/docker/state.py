@@ -264,7 +264,7 @@ def with_failed_node(status: Ended, containers: list[Container]) -> Ended:
         return status
     first = next(item for item in containers if item.node == index)
     failure = Failure(first.node, exit_code=first.exit_code, message=_how(first))
-    return replace(status, failure=failure, stop=Stop.PLATFORM)
+    return status._replace(failure=failure, stop=Stop.PLATFORM)
 
 
 # The keys of a saved status, for a job that has ended.

@@ -114,7 +114,7 @@ def losses(client: Client, job_names: Names) -> list[Wait]:
 
 def _loss(item: Event) -> Wait:
     wait = _wait(WaitPhase.STARTING, item)
-    return replace(wait, message=f"the pod {_object_name(item)} was removed: {wait.message}")
+    return wait._replace(message=f"the pod {_object_name(item)} was removed: {wait.message}")
 
 
 def _group_name(engine: Engine, job_names: Names, job: Mapping[str, Any]) -> str:

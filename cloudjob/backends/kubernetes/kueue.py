@@ -11,7 +11,6 @@ import contextlib
 import enum
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cloudjob.backends.kubernetes import errors, waiting
@@ -111,7 +110,7 @@ def wait(client: Client, job: Mapping[str, Any]) -> Wait | None:
             position = _position(client, workload, queued.queue)
             text = f"queue {queued.queue}: {position}{queued.why}"
             trouble = waiting.trouble(WaitPhase.QUEUE, queued.since, "", text)
-            return replace(trouble, outlook=Outlook.STUCK) if queued.is_hopeless else trouble
+            return trouble._replace(outlook=Outlook.STUCK) if queued.is_hopeless else trouble
     return None
 
 

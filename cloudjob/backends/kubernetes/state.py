@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -359,7 +359,7 @@ def waits_of(nodes: Iterable[Pod]) -> list[Wait]:
     """Return what each node waits for that does not run, troubles first."""
     by_node = sorted(((pod.node or 0, pod.name, pod) for pod in nodes), key=itemgetter(0, 1))
     waits = [(node, wait) for node, _, pod in by_node if (wait := _wait_of(pod))]
-    named = [replace(wait, message=f"node {node}: {wait.message}") for node, wait in waits]
+    named = [wait._replace(message=f"node {node}: {wait.message}") for node, wait in waits]
     return sorted(named, key=lambda wait: not wait.is_trouble)
 
 
@@ -373,7 +373,7 @@ def _wait(nodes: Iterable[Pod], job_waits: Iterable[Wait]) -> Wait | None:
     if not chosen:
         return None
     more = f", and {len(chosen) - 1} more" if len(chosen) > 1 else ""
-    return replace(chosen[0], message=f"{chosen[0].message}{more}")
+    return chosen[0]._replace(message=f"{chosen[0].message}{more}")
 
 
 def _absent(nodes: list[Pod]) -> list[Pod]:
@@ -385,7 +385,7 @@ def _wait_of(pod: Pod) -> Wait | None:
     if pod.is_cut_off:
         text = f"its machine {pod.host} no longer reports to the cluster; it may be lost"
         wait = waiting.trouble(WaitPhase.MACHINE, pod.silent_since, "", text)
-        return replace(wait, hint="`cloudjob cancel` ends the job")
+        return wait._replace(hint="`cloudjob cancel` ends the job")
     if pod.is_leaving and pod.reason:
         return waiting.trouble(WaitPhase.SCHEDULING, "", pod.reason, pod.message)
     return pod.wait

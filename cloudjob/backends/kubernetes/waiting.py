@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from cloudjob.backends.kubernetes import reasons
@@ -107,7 +106,7 @@ def _with_attempts(wait: Wait, pod_events: list[Mapping[str, Any]]) -> Wait:
             return wait
     attempts = [item for item in pod_events if item.get("reason") == "FailedScheduling"]
     since = _stuck_since(attempts, "FailedScheduling")
-    return replace(wait, since=since, outlook=Outlook.STUCK) if since else wait
+    return wait._replace(since=since, outlook=Outlook.STUCK) if since else wait
 
 
 def _stuck_since(in_order: Iterable[Mapping[str, Any]], reason: str) -> str:
@@ -133,14 +132,14 @@ def _with_error(wait: Wait, pod_events: list[Mapping[str, Any]]) -> Wait:
     errors = [item for item in pod_events if item.get("reason") == "Failed"]
     pulls = [e for e in errors if str(e.get("message")).startswith("Failed to pull image")]
     if wait.phase is not WaitPhase.PULLING or not pulls:
-        return replace(wait, since=_since(errors[-1:]) or wait.since)
+        return wait._replace(since=_since(errors[-1:]) or wait.since)
     reason, text = wait.message.partition(": ")[0], str(pulls[-1].get("message"))
     # A registry that was away for an hour may refuse the first pull after that.
-    wait = replace(wait, since=_stuck_since(pulls, reason) or _since(pulls))
+    wait = wait._replace(since=_stuck_since(pulls, reason) or _since(pulls))
     if "ErrImagePull" in wait.message:
         return wait
     message = shortened(f"{reason}: {text}")
-    return replace(wait, message=message, outlook=reasons.outlook(reason, text))
+    return wait._replace(message=message, outlook=reasons.outlook(reason, text))
 
 
 def _since(pod_events: Iterable[Mapping[str, Any]]) -> str:

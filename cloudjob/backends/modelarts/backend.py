@@ -173,7 +173,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
                 bad = next((event for event in events if event.get("level") == "Error"), {})
                 if bad.get("message"):
                     message = f"{failure.message}: {bad['message']}"
-                    return replace(native, failure=failure._replace(message=message))
+                    return native._replace(failure=failure._replace(message=message))
         return native
 
     def statuses(self, handles: Sequence[str]) -> Mapping[str, NativeStatus | None]:

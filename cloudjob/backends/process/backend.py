@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _socket
+import array
 import contextlib
 import functools
 import json
@@ -14,10 +16,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudjob import installation
-from cloudjob.backends import handles
+from cloudjob.backends import handles, interpreters
 from cloudjob.backends.base import Backend, Check, Devices
 from cloudjob.backends.process import (
     SSH_CONFIG,
@@ -61,6 +63,7 @@ class ProcessBackend(Backend[ProcessRequest]):
         self._home = home
         self._jobs = home / "process"
         self._options = options
+        self._early: _Controller | None = None
 
     # -- forward ------------------------------------------------------------------------------
 
@@ -85,6 +88,18 @@ class ProcessBackend(Backend[ProcessRequest]):
             return Devices(spec.process.gpus, f"process.gpus is {spec.process.gpus}")
         count, kind = devices.count(os.environ)
         return Devices(count, f"this machine has {count} {kind}s")
+
+    @contextlib.contextmanager
+    def starting(self, job: str) -> Iterator[None]:
+        # What is missing here, `build` reports.
+        with contextlib.suppress(BackendError, OSError):
+            requests.need_linux()
+            self._early = _Controller.start(job, self._entry)
+        try:
+            yield
+        finally:
+            if self._early:
+                self._early.end()
 
     def build(self, submission: Submission) -> ProcessRequest:
         """Return the request for ``submission``.
@@ -112,7 +127,11 @@ class ProcessBackend(Backend[ProcessRequest]):
     @functools.cached_property
     def _machine(self) -> requests.Machine:
         # A submit builds its request twice.
-        return requests.machine_of(self._options, self._home)
+        return requests.machine_of(self._options, self._home, self._entry)
+
+    @functools.cached_property
+    def _entry(self) -> str:
+        return interpreters.entry_of(self._home)
 
     def show(self, request: ProcessRequest) -> dict[str, Any]:
         secrets = dict.fromkeys(request.secret_names, MASK)
@@ -151,7 +170,9 @@ class ProcessBackend(Backend[ProcessRequest]):
                     if request.hosts:
                         Path(request.hosts).write_text(request.hosts_text + _hosts_of_machine())
                         ssh_config.write(run_dir / SSH_CONFIG)
-                _start_controller(request, lock, running.path_of(self._home, request.job))
+                early, self._early = self._early, None
+                controller = early or _Controller.start(request.job, request.entry)
+                _start_job(controller, request, lock, running.path_of(self._home, request.job))
             except BaseException:
                 os.close(lock)
                 self._abandon(request.job, folder)
@@ -399,45 +420,69 @@ def _hosts_of_machine() -> str:
         return "127.0.0.1 localhost\n"
 
 
-def _start_controller(request: ProcessRequest, lock: int, path: Path) -> None:
-    """Start the process that runs the job; its request goes over a pipe, never in argv.
+class _Controller(NamedTuple):
+    """The process that runs a job, which waits for its request; it ends if we end before.
+
+    Args:
+        connection: A socket for the request, which is never in argv.
+    """
+
+    process: subprocess.Popen[bytes]
+    connection: _socket.socket
+
+    @classmethod
+    def start(cls, job: str, entry: str) -> _Controller:
+        """Start the controller of a job, which imports the entry while it waits."""
+        name, module = running.process_name(job), "cloudjob.backends.process.controller"
+        ours, theirs = _socket.socketpair()
+        try:
+            process = subprocess.Popen(
+                installation.argv_of(module, name, entry, entry=entry),
+                stdin=theirs.fileno(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        return cls(process, ours)
+
+    def end(self) -> None:
+        """End it before it has started anything that outlives it."""
+        self.connection.close()
+        with self.process:
+            self.process.kill()
+
+
+def _start_job(controller: _Controller, request: ProcessRequest, lock: int, path: Path) -> None:
+    """Let a controller run a job.
 
     Args:
         lock: The descriptor of the file at ``path``, which is locked while the job runs.
     """
-    name = running.process_name(request.job)
-    process = subprocess.Popen(
-        installation.argv_of("cloudjob.backends.process.controller", name, entry=request.entry),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd="/",
-        start_new_session=True,
-        pass_fds=(lock,),
-    )
     try:
-        running.note_controller(lock, process.pid)
-        _send_request(process, request, path, lock)
+        running.note_controller(lock, controller.process.pid)
+        _send_request(controller, request, path, lock)
     except BaseException:
-        process.kill()
-        process.wait()
+        controller.end()
         raise
     # The process may outlive us; if it ends before us, it must not stay a zombie.
-    threading.Thread(target=process.wait, daemon=True).start()
+    threading.Thread(target=controller.process.wait, daemon=True).start()
 
 
-def _send_request(
-    process: subprocess.Popen[bytes], request: ProcessRequest, path: Path, lock: int
-) -> None:
-    """Send a controller its request, and wait until it is ready."""
-    assert process.stdin is not None
+def _send_request(controller: _Controller, request: ProcessRequest, path: Path, lock: int) -> None:
+    """Send a controller its request with the lock, and wait until it is ready."""
+    process, connection = controller
     assert process.stdout is not None
     assert process.stderr is not None
     values = {key: value for key, value in request._asdict().items() if key not in _NOT_SENT}
     values["nodes"] = [node._asdict() for node in request.nodes]
-    values["running"], values["lock"] = str(path), lock
-    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-        stdin.write(json.dumps(values).encode("ascii"))
+    values["running"] = str(path)
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [lock]))]
+    with contextlib.suppress(ConnectionError), contextlib.closing(connection):
+        connection.sendmsg([b"\n"], rights)
+        connection.sendall(json.dumps(values).encode("ascii"))
     with process.stdout as stdout, process.stderr as stderr:
         if stdout.readline() == b"ready\n":
             return

@@ -1,8 +1,8 @@
 """The controller of one job of the process backend: it starts the nodes and outlives the submitter.
 
-It reads one request on its input, writes ``ready`` to its output, and leaves ``state.json`` in the
-job's folder. It inherits the lock of the job's file in ``running/``, which shows that the job runs,
-and removes that file at the very end. Standard library only.
+It waits for one request on its input, writes ``ready`` to its output, and leaves ``state.json`` in
+the job's folder. With the request comes the lock of the job's file in ``running/``, which shows
+that the job runs; it removes that file at the very end. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,13 +86,13 @@ class _Node:
 class Controller:
     """One job: its nodes and its state file."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
+    def __init__(self, request: Mapping[str, Any], lock: int | None) -> None:
         self.folder: str = request["folder"]
         self.log = os.path.join(self.folder, "controller.log")
         self.run_dir: str = request["run_dir"]
         # The file that is locked while the job runs, and its descriptor.
         self.running: str = request["running"]
-        self.lock: int | None = request["lock"]
+        self.lock = lock
         self.hosts: str = request["hosts"]
         self.argv: list[str] = request["argv"]
         # The folder of the entry that argv starts; empty if argv is another program.
@@ -137,7 +138,7 @@ class Controller:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._wake = signal_descriptor(_SIGNALS)
         try:
-            if self.entry and sys.getfilesystemencoding() == "utf-8":
+            if self.entry and _is_utf_8():
                 self._import_entry()
             code = self._attempts()
         except Exception as error:  # noqa: BLE001 (only the controller can report it)
@@ -465,11 +466,12 @@ def main() -> None:
     """Run the job whose request is on standard input."""
     # A cancel may arrive before the controller can handle signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    # The descriptor stays open, so that no other file gets its number.
-    with os.fdopen(0, "rb", closefd=False) as file:
-        # A submitter that is killed while it writes has started nothing.
-        request = json.loads(file.read())
-    controller = Controller(request)
+    if sys.argv[2:] and _is_utf_8() and not select.select([0], [], [], 0)[0]:
+        # The submit is still being prepared.
+        from cloudjob.backends.process import forked_entry  # noqa: F401
+
+    request, lock = _read_request()
+    controller = Controller(request, lock)
     controller.open_state()
     with contextlib.suppress(BrokenPipeError):
         # If the submitter is killed from here on, the job runs and its record finds it.
@@ -479,6 +481,25 @@ def main() -> None:
     controller.run()
     # At once: an interpreter that shuts down takes milliseconds, and nothing is left to write.
     os._exit(0)
+
+
+def _is_utf_8() -> bool:
+    return sys.getfilesystemencoding() == "utf-8"
+
+
+def _read_request() -> tuple[dict[str, Any], int | None]:
+    """Return the request on standard input, and the descriptor that came with it."""
+    with socket.socket(fileno=os.dup(0)) as connection:
+        data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    if not data:
+        # The submit has failed, or was killed.
+        os._exit(0)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, True)
+    # Descriptor 0 stays open, so that no other file gets its number.
+    with os.fdopen(0, "rb", closefd=False) as file:
+        # A submitter that is killed while it writes has started nothing.
+        return json.loads(file.read()), next(iter(descriptors), None)
 
 
 def _signal(nodes: list[_Node], number: int) -> None:

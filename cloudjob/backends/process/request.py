@@ -285,15 +285,16 @@ def need_mpirun(machine: Machine) -> None:
         )
 
 
-def machine_of(options: dict[str, Any], home: Path) -> Machine:
+def machine_of(options: dict[str, Any], home: Path, entry: str) -> Machine:
     """Return the tools and devices of this machine.
 
     Args:
         options: The section ``process`` of a job file.
         home: The folder of cloudjob's state.
+        entry: The folder of the unpacked entry.
 
     Raises:
-        BackendError: This machine lacks the interpreter, or the entry cannot be unpacked.
+        BackendError: This machine lacks the interpreter.
     """
     path = interpreters.path_with_mpirun()
     python = interpreters.choose(str(options.get("python") or ""), "process.python").path
@@ -307,7 +308,7 @@ def machine_of(options: dict[str, Any], home: Path) -> Machine:
         gpus=devices.gpus(os.environ),
         python=python,
         entry_python=sys.executable,
-        entry=interpreters.entry_of(home),
+        entry=entry,
         cache=str(home / "cache"),
         places=(
             *node_files.places_of(path, python, sys.executable, mpirun or python),

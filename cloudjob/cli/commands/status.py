@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
 
 import cloudjob
 from cloudjob.cli import sweeps
@@ -39,7 +38,7 @@ def _status(options: argparse.Namespace) -> int:
     latest = cloudjob.Journals() if status.state.is_final else job.latest()
     hang = status.hang or latest.hang_at(time.time())
     slow = None if hang else latest.slow_at(time.time())
-    status = replace(status, phases=status.phases or latest.phases, hang=hang, slow=slow)
+    status = status._replace(phases=status.phases or latest.phases, hang=hang, slow=slow)
     if options.json:
         print_json({**status_json(status), "git_commit": job.git_commit})
     else:

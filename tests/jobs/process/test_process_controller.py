@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -39,7 +40,6 @@ def start(tmp_path):
             "retry_on": [],
             "backoff_s": 0.0,
             "grace_s": 1.0,
-            "lock": None,
             "is_led": True,
             "keeps_homes": False,
             "nodes": [
@@ -54,12 +54,13 @@ def start(tmp_path):
             ],
             **changes,
         }
-        process = subprocess.Popen(
-            [sys.executable, "-c", CONTROLLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        started.append(process)
-        process.stdin.write(json.dumps(request).encode())
-        process.stdin.close()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", CONTROLLER], stdin=theirs, stdout=subprocess.PIPE
+            )
+            started.append(process)
+            ours.sendall(b"\n" + json.dumps(request).encode())
         assert process.stdout.read(6) == (b"ready\n" if is_ready else b"")
         return process, folder / STATE
 

@@ -19,7 +19,7 @@ from cloudjob import tracking
 from cloudjob.backends.process import running
 from cloudjob.backends.process.backend import ProcessBackend
 from cloudjob.cli import main
-from cloudjob.errors import JobNotFound, RecordsError
+from cloudjob.errors import JobNotFound, PackageError, RecordsError
 from cloudjob.home.records import Records
 from cloudjob.model.job import JobSpec
 from cloudjob.model.status import Failure, JobState
@@ -110,6 +110,14 @@ def poll(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+def read(path: Path) -> bytes:
+    """Return a file of a process; empty if it has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
 @pytest.mark.parametrize(
     ("step", "when"),
     [
@@ -135,6 +143,8 @@ def test_a_submit_that_is_killed_before_its_job_starts_leaves_a_record_to_remove
             and not run_dir.exists()
         )
     )
+    name = running.process_name(job.id).encode()
+    poll(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if name in read(path)])
     status = job.status()
     assert (status.state, status.native_state) == (JobState.UNKNOWN, "the submit was interrupted")
     with pytest.raises(JobNotFound, match="interrupted"):
@@ -158,6 +168,16 @@ def test_a_submit_that_is_killed_after_its_job_started_leaves_a_job_to_cancel(
     assert job.status().state is JobState.RUNNING
     job.cancel()
     assert job.wait().state is JobState.CANCELLED
+
+
+def test_a_submit_that_fails_leaves_no_process(laptop: Laptop):
+    """The controller starts while the job is still prepared."""
+    before = linux.children(os.getpid())
+
+    with pytest.raises(PackageError, match="no such file"):
+        pipeline.submit(laptop.spec().with_values(script="other.py"), laptop.home)
+
+    assert linux.children(os.getpid()) == before
 
 
 def test_records_that_are_locked_after_the_start_lose_no_job(

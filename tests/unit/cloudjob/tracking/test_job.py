@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NoReturn
@@ -367,7 +366,7 @@ def test_only_a_job_that_succeeded_ends_a_command_with_0(
     platform: Any = Platform(timestamp())
     status = Job(record_of(tmp_path), platform, tmp_path).unknown("")
 
-    assert exit_code(replace(status, state=state, exit_code=code)) == 1
+    assert exit_code(status._replace(state=state, exit_code=code)) == 1
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"failure": 3, "code": 1}', '"x"', "null"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from cloudjob.backends.native import Ended, Stop
@@ -51,10 +49,10 @@ def ended(native: Ended, outcome: Outcome | None, lines: tuple[str, ...] = ()) -
         (CANCELLED, FAILED, JobState.CANCELLED, 3, Cause.CANCELLED),
         (CANCELLED, STOPPED, JobState.CANCELLED, 143, Cause.CANCELLED),
         (CANCELLED, None, JobState.CANCELLED, 143, Cause.CANCELLED),
-        (replace(BROKEN, stop=Stop.OUTSIDE), STOPPED, JobState.FAILED, 143, Cause.PLATFORM),
-        (replace(BROKEN, stop=Stop.PLATFORM), STOPPED, JobState.FAILED, 137, Cause.PLATFORM),
-        (replace(BROKEN, stop=Stop.PLATFORM), FAILED, JobState.FAILED, 3, Cause.USER),
-        (replace(BROKEN, cause=Cause.TIMEOUT), None, JobState.FAILED, 137, Cause.TIMEOUT),
+        (BROKEN._replace(stop=Stop.OUTSIDE), STOPPED, JobState.FAILED, 143, Cause.PLATFORM),
+        (BROKEN._replace(stop=Stop.PLATFORM), STOPPED, JobState.FAILED, 137, Cause.PLATFORM),
+        (BROKEN._replace(stop=Stop.PLATFORM), FAILED, JobState.FAILED, 3, Cause.USER),
+        (BROKEN._replace(cause=Cause.TIMEOUT), None, JobState.FAILED, 137, Cause.TIMEOUT),
         (BROKEN, Outcome(1), JobState.FAILED, 1, Cause.PLATFORM),
         (SUCCEEDED, Outcome(0, Cause.USER), JobState.SUCCEEDED, 0, None),
     ],
@@ -77,21 +75,21 @@ def test_a_cancelled_job_blames_no_node():
 
 
 def test_a_stop_that_is_no_cancel_is_explained():
-    status = ended(replace(BROKEN, stop=Stop.OUTSIDE), STOPPED)
+    status = ended(BROKEN._replace(stop=Stop.OUTSIDE), STOPPED)
 
     message = "stopped from outside with SIGTERM, but the job was not cancelled"
     assert status.failure == SIGNALLED._replace(message=message)
 
 
 def test_a_record_of_an_earlier_attempt_does_not_count():
-    native = replace(BROKEN, attempt_at="2026-01-01T00:00:11.000Z")
+    native = BROKEN._replace(attempt_at="2026-01-01T00:00:11.000Z")
 
     assert ended(native, FAILED).failure == KILLED
 
 
 def test_the_platforms_reason_replaces_the_guess():
     failure = Failure(1, message=f"killed by SIGKILL{exits.MEMORY_GUESS}")
-    status = ended(replace(BROKEN, reason="out of memory"), Outcome(137, Cause.USER, failure))
+    status = ended(BROKEN._replace(reason="out of memory"), Outcome(137, Cause.USER, failure))
 
     assert status.failure == failure._replace(message="killed by SIGKILL (out of memory)")
 
@@ -104,7 +102,7 @@ def test_a_node_that_never_joined_is_explained_by_its_own_log():
 
 
 def test_a_cancelled_job_whose_frozen_head_was_killed_has_the_code_of_a_cancel():
-    native = replace(CANCELLED, failure=Failure(exit_code=137))
+    native = CANCELLED._replace(failure=Failure(exit_code=137))
 
     assert ended(native, None).exit_code == 143
 
