@@ -51,8 +51,8 @@ MOST_LATE_IMPORTS = {
     "model": 3,
     "notify": 2,
     "store": 1,
-    "submission": 1,
-    "tracking": 33,
+    "submission": 2,
+    "tracking": 34,
 }
 # Names that say how a value came, and not what it is.
 VAGUE = {"found", "given", "shown", "own", "made", "known"}
