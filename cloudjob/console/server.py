@@ -22,7 +22,7 @@ from nicegui import ui
 
 from cloudjob.console.access import Access
 from cloudjob.console.pages import compare, emulator, job, job_list, sweep
-from cloudjob.console.pages.frame import DARK_COOKIE, STATIC
+from cloudjob.console.pages.frame import STATIC
 from cloudjob.console.state import Console
 from cloudjob.console.text import displayable
 from cloudjob.errors import CloudJobError, JobNotFound
@@ -90,10 +90,8 @@ async def _problem(request: Request, error: Exception) -> Response:
         text, code = displayable(error.message), 404 if isinstance(error, JobNotFound) else 502
     if "text/html" not in request.headers.get("accept", ""):
         return PlainTextResponse(f"{text}\n", code)
-    choice = request.cookies.get(DARK_COOKIE, "")
-    scheme = {"0": "light", "1": "dark"}.get(choice, "light dark")
-    page = (STATIC / "problem.html").read_text().replace("SCHEME", scheme)
-    return HTMLResponse(page.replace("MESSAGE", escape(text)), code)
+    page = (STATIC / "problem.html").read_text().replace("MESSAGE", escape(text))
+    return HTMLResponse(page, code)
 
 
 def _shortened(record: logging.LogRecord) -> bool:

@@ -13,7 +13,7 @@ from nicegui import ui
 from cloudjob.installation import VERSION
 
 STATIC = Path(__file__).parent.parent / "static"
-DARK_COOKIE = "cloudjob-console-dark"
+_DARK_COOKIE = "cloudjob-console-dark"
 # A page at an address; on a busy machine, reading a job takes longer than NiceGUI's 3 seconds.
 page = partial(ui.page, response_timeout=60.0)
 
@@ -34,7 +34,7 @@ def frame(title: str, *crumbs: str) -> Iterator[None]:
     )
     ui.colors(primary="#1d4ed8")
     request = ui.context.client.request
-    chosen = request.cookies.get(DARK_COOKIE) if request else None
+    chosen = request.cookies.get(_DARK_COOKIE) if request else None
     dark = ui.dark_mode(None if chosen is None else chosen == "1")
 
     def switch(event: Any) -> None:

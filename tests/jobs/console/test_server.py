@@ -100,7 +100,6 @@ def test_a_page_that_does_not_exist_is_ours_and_its_address_is_not_logged(tmp_pa
         page = answer.read().decode()
     assert (answer.code, rest) == (404, "")
     assert "There is no such page" in page
-    assert 'content="light dark"' in page
     assert "HTTPException" not in page
 
 
