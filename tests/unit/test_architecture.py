@@ -45,7 +45,7 @@ MOST_FUNCTIONS = 689
 MOST_LATE_IMPORTS = {
     "__init__": 2,
     "api": 4,
-    "backends": 19,
+    "backends": 20,
     "emulator": 4,
     "machine": 1,
     "model": 3,

@@ -405,7 +405,7 @@ def test_a_bucket_in_another_region_or_encrypted_is_reported(
 def test_a_bucket_that_refuses_the_local_clock_is_reported(
     service: ModelArts, backend: ModelArtsBackend
 ):
-    refusal = b"<Error><StoredCode>RequestTimeTooSkewed</StoredCode></Error>"
+    refusal = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
     service.faults.append(once("GET /bucket", Reply(403, refusal), times=9))
     check = run_checks(service, backend)["bucket"]
 
