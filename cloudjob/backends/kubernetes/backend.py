@@ -77,6 +77,8 @@ _REREAD_S = 10.0
 _END_AGAIN_S = 60.0
 # Seconds that a head has to answer through kubectl.
 _ASK_S = 60.0
+# The start of kubectl's line about a command that failed in a pod, after the lines of the command.
+_EXEC_FAILED = "command terminated with exit code"
 # Marks the job object as cancelled, as opposed to aborted by its operator.
 CANCELLED = "cloudjob.cancelled"
 _AUTO = "auto"
@@ -474,9 +476,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         except subprocess.TimeoutExpired as error:
             raise BackendError(f"{doing}: no answer in {_ASK_S:g} s") from error
         if done.returncode:
-            # The lines before may be notes of kubectl itself.
-            reason = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
-            raise BackendError(f"{doing}: {reason or 'kubectl failed'}")
+            lines = os.fsdecode(done.stderr).strip().splitlines()
+            # The first lines may be notes of kubectl, and its last one has only the exit code.
+            said = [line for line in lines if not line.startswith(_EXEC_FAILED)] or lines
+            raise BackendError(f"{doing}: {said[-1] if said else 'kubectl failed'}")
         return done.stdout
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -30,6 +31,8 @@ from tests.unit.cloudjob.tracking.test_job import record_of
 
 QUICK = Limits(total_s=5.0, answer_s=60.0, pause_s=0.05, longest_pause_s=0.5)
 LIMIT_S = 180.0
+# kubectl's last line about a command that failed in a pod.
+ENDED = "command terminated with exit code 1"
 
 
 class JobFixture:
@@ -546,6 +549,34 @@ def until_asked(pieces: Iterator[tuple[int, bytes]], api: FakeApi, path: str) ->
     while len([path for _, target in api.seen[seen:] if target == path]) < 2:
         next(pieces)
         assert time.monotonic() < end_at, api.seen[seen:]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            ["E1128 couldn't get the API group list", "its head ended while it answered", ENDED],
+            "its head ended while it answered",
+        ),
+        (["E1128 dial tcp: refused", "The connection was refused"], "The connection was refused"),
+        ([ENDED], ENDED),
+        ([], "kubectl failed"),
+    ],
+)
+def test_a_question_that_fails_reports_why(
+    job: JobFixture, monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str
+):
+    """kubectl writes notes before the lines of the command in the pod, and its exit code after."""
+    program = job.folder / "kubectl"
+    program.write_text(
+        "#!/bin/sh\ncat >&2 <<'END'\n" + "".join(map("{}\n".format, lines)) + "END\nexit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(job.folder), prepend=os.pathsep)
+
+    with pytest.raises(BackendError) as caught:
+        job.backend.ask(job.handle, b"{}")
+    assert caught.value.message == f"asking the nodes of {job.handle}: {reason}"
 
 
 def test_a_refused_log_is_retried_with_a_pause(job: JobFixture):
