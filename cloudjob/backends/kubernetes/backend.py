@@ -316,11 +316,16 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 status_by_handle |= _listed(
                     self._client(cluster), namespace, engine, names_by_handle
                 )
-        # Of these, only ``status`` knows that they were cancelled.
+        self._seen.update(handle for handle, status in status_by_handle.items() if status)
+        # Of these, only ``status`` knows that they were cancelled, or that their server starts.
         return {
             handle: status
             for handle, status in status_by_handle.items()
-            if status or self._deletion_note(_parse_handle(handle).job_names.job) is None
+            if status
+            or (
+                handle not in self._seen
+                and self._deletion_note(_parse_handle(handle).job_names.job) is None
+            )
         }
 
     def _served(self, client: Client, where: _Handle, handle: str) -> dict[str, Any]:
@@ -420,6 +425,9 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             except JobNotFound:
                 return True
             except logs.PASSING as error:
+                # A user who could never read the job is told so at once.
+                if isinstance(error, NotAuthorised) and handle not in self._seen:
+                    raise
                 outage.pause(error)
                 return False
             outage.reset()
@@ -486,7 +494,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         """Cancel the job; the cluster grants its pods their grace period, then deletes them."""
         where = _parse_handle(handle)
         client = self._client(where.cluster)
-        job = self._job(client, where)
+        job = self._served(client, where, handle)
         pods, _ = logs.pods(client, self._place(where, None))
         if state.stage_of(where.engine, job, pods, is_cancelled=False).state.is_final:
             return

@@ -19,7 +19,7 @@ from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.backends.native import Waiting
-from cloudjob.errors import BackendError, NotAuthorised
+from cloudjob.errors import BackendError, JobNotFound, NotAuthorised, Unreachable
 from cloudjob.model import progress
 from cloudjob.model.status import JobState, JobStatus
 from cloudjob.retries import Limits
@@ -549,6 +549,31 @@ def until_asked(pieces: Iterator[tuple[int, bytes]], api: FakeApi, path: str) ->
     while len([path for _, target in api.seen[seen:] if target == path]) < 2:
         next(pieces)
         assert time.monotonic() < end_at, api.seen[seen:]
+
+
+def test_a_job_is_not_gone_while_a_starting_server_does_not_know_its_kind(job: JobFixture):
+    """Neither in a list nor for a cancel; a later list has it again."""
+    assert job.backend.statuses([job.handle])[job.handle]
+    job.api.unserved = job.path.rpartition("/")[0]
+
+    assert job.backend.statuses([job.handle]) == {}
+    for ask in (job.backend.status, job.backend.cancel):
+        with pytest.raises(Unreachable):
+            ask(job.handle)
+    job.api.unserved = ""
+    assert job.backend.statuses([job.handle])[job.handle]
+    del job.api.objects[job.path]
+    with pytest.raises(JobNotFound):
+        job.backend.status(job.handle)
+
+
+def test_a_follower_who_may_not_read_the_job_is_told_so_at_once(job: JobFixture):
+    """Unlike one who could, as the server may have started again."""
+    job.api.forbidden = {("GET", job.path)}
+    pieces = job.backend.logs(job.handle, None, follow=True)
+
+    with pytest.raises(NotAuthorised):
+        in_time(lambda: list(pieces))
 
 
 @pytest.mark.parametrize(
