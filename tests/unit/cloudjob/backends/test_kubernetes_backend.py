@@ -591,7 +591,7 @@ def test_a_follower_who_may_not_read_the_job_is_told_so_at_once(job: JobFixture)
 def test_a_question_that_fails_reports_why(
     job: JobFixture, monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str
 ):
-    """kubectl writes notes before the lines of the command in the pod, and its exit code after."""
+    """Notes of kubectl come before the lines of the command in the pod, its exit code after."""
     program = job.folder / "kubectl"
     program.write_text(
         "#!/bin/sh\ncat >&2 <<'END'\n" + "".join(map("{}\n".format, lines)) + "END\nexit 1\n"
