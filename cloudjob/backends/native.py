@@ -37,7 +37,7 @@ class Running(NamedTuple):
     """A job that runs.
 
     Args:
-        wait: What those of its nodes wait for that have not started; None if all have, or unknown.
+        wait: What nodes wait for that have not started or may be lost; None if that is unknown.
     """
 
     native: str

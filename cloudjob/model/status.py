@@ -150,7 +150,7 @@ class Outlook(str, Enum):
 
 
 class Wait(NamedTuple):
-    """What nodes that have not started wait for, as far as their platform says so.
+    """What nodes wait for that have not started or may be lost, if their platform says so.
 
     Args:
         since: When it began to wait for that.

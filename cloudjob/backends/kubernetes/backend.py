@@ -77,6 +77,8 @@ _REREAD_S = 10.0
 _END_AGAIN_S = 60.0
 # Seconds that a head has to answer through kubectl.
 _ASK_S = 60.0
+# The start of kubectl's line about a command that failed in a pod, after the lines of the command.
+_EXEC_FAILED = "command terminated with exit code"
 # Marks the job object as cancelled, as opposed to aborted by its operator.
 CANCELLED = "cloudjob.cancelled"
 _AUTO = "auto"
@@ -314,11 +316,16 @@ class KubernetesBackend(Backend[KubernetesRequest]):
                 status_by_handle |= _listed(
                     self._client(cluster), namespace, engine, names_by_handle
                 )
-        # Of these, only ``status`` knows that they were cancelled.
+        self._seen.update(handle for handle, status in status_by_handle.items() if status)
+        # Of these, only ``status`` knows that they were cancelled, or that their server starts.
         return {
             handle: status
             for handle, status in status_by_handle.items()
-            if status or self._deletion_note(_parse_handle(handle).job_names.job) is None
+            if status
+            or (
+                handle not in self._seen
+                and self._deletion_note(_parse_handle(handle).job_names.job) is None
+            )
         }
 
     def _served(self, client: Client, where: _Handle, handle: str) -> dict[str, Any]:
@@ -418,6 +425,9 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             except JobNotFound:
                 return True
             except logs.PASSING as error:
+                # A user who could never read the job is told so at once.
+                if isinstance(error, NotAuthorised) and handle not in self._seen:
+                    raise
                 outage.pause(error)
                 return False
             outage.reset()
@@ -474,16 +484,17 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         except subprocess.TimeoutExpired as error:
             raise BackendError(f"{doing}: no answer in {_ASK_S:g} s") from error
         if done.returncode:
-            # The lines before may be notes of kubectl itself.
-            reason = os.fsdecode(done.stderr).strip().rpartition("\n")[2]
-            raise BackendError(f"{doing}: {reason or 'kubectl failed'}")
+            lines = os.fsdecode(done.stderr).strip().splitlines()
+            # The first lines may be notes of kubectl, and its last one has only the exit code.
+            said = [line for line in lines if not line.startswith(_EXEC_FAILED)] or lines
+            raise BackendError(f"{doing}: {said[-1] if said else 'kubectl failed'}")
         return done.stdout
 
     def cancel(self, handle: str, *, is_urgent: bool = False) -> None:
         """Cancel the job; the cluster grants its pods their grace period, then deletes them."""
         where = _parse_handle(handle)
         client = self._client(where.cluster)
-        job = self._job(client, where)
+        job = self._served(client, where, handle)
         pods, _ = logs.pods(client, self._place(where, None))
         if state.stage_of(where.engine, job, pods, is_cancelled=False).state.is_final:
             return

@@ -385,7 +385,8 @@ def _wait_of(pod: Pod) -> Wait | None:
     if pod.is_cut_off:
         text = f"its machine {pod.host} no longer reports to the cluster; it may be lost"
         wait = waiting.trouble(WaitPhase.MACHINE, pod.silent_since, "", text)
-        return wait._replace(hint="`cloudjob cancel` ends the job")
+        # Without --now, a cancel waits for a pod that nothing can end.
+        return wait._replace(hint="`cloudjob cancel --now` ends the job")
     if pod.is_leaving and pod.reason:
         return waiting.trouble(WaitPhase.SCHEDULING, "", pod.reason, pod.message)
     return pod.wait

@@ -153,8 +153,8 @@ class Proxy:
     async def _refusal(self, wanted: ObsRequest, content: Any, status: int) -> Refusal | None:
         """Return what OBS answers where SeaweedFS's answer means something else.
 
-        SeaweedFS denies to write to a missing bucket, as it would have to create it, and it does
-        not find an upload that has no parts yet.
+        SeaweedFS denies writes to a missing bucket, as it would have to create it, and it does not
+        find an upload that has no parts yet.
         """
         if status == 403 and wanted.key and await self._status(wanted.looking("HEAD")) == 404:
             return _NO_BUCKET

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -18,7 +19,7 @@ from cloudjob.backends.kubernetes import request as requests
 from cloudjob.backends.kubernetes.backend import KubernetesBackend
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.backends.native import Waiting
-from cloudjob.errors import BackendError, NotAuthorised
+from cloudjob.errors import BackendError, JobNotFound, NotAuthorised, Unreachable
 from cloudjob.model import progress
 from cloudjob.model.status import JobState, JobStatus
 from cloudjob.retries import Limits
@@ -30,6 +31,8 @@ from tests.unit.cloudjob.tracking.test_job import record_of
 
 QUICK = Limits(total_s=5.0, answer_s=60.0, pause_s=0.05, longest_pause_s=0.5)
 LIMIT_S = 180.0
+# kubectl's last line about a command that failed in a pod.
+ENDED = "command terminated with exit code 1"
 
 
 class JobFixture:
@@ -546,6 +549,59 @@ def until_asked(pieces: Iterator[tuple[int, bytes]], api: FakeApi, path: str) ->
     while len([path for _, target in api.seen[seen:] if target == path]) < 2:
         next(pieces)
         assert time.monotonic() < end_at, api.seen[seen:]
+
+
+def test_a_job_is_not_gone_while_a_starting_server_does_not_know_its_kind(job: JobFixture):
+    """Neither in a list nor for a cancel; a later list has it again."""
+    assert job.backend.statuses([job.handle])[job.handle]
+    job.api.unserved = job.path.rpartition("/")[0]
+
+    assert job.backend.statuses([job.handle]) == {}
+    for ask in (job.backend.status, job.backend.cancel):
+        with pytest.raises(Unreachable):
+            ask(job.handle)
+    job.api.unserved = ""
+    assert job.backend.statuses([job.handle])[job.handle]
+    del job.api.objects[job.path]
+    with pytest.raises(JobNotFound):
+        job.backend.status(job.handle)
+
+
+def test_a_follower_who_may_not_read_the_job_is_told_so_at_once(job: JobFixture):
+    """Unlike one who could, as the server may have started again."""
+    job.api.forbidden = {("GET", job.path)}
+    pieces = job.backend.logs(job.handle, None, follow=True)
+
+    with pytest.raises(NotAuthorised):
+        in_time(lambda: list(pieces))
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            ["E1128 couldn't get the API group list", "its head ended while it answered", ENDED],
+            "its head ended while it answered",
+        ),
+        (["E1128 dial tcp: refused", "The connection was refused"], "The connection was refused"),
+        ([ENDED], ENDED),
+        ([], "kubectl failed"),
+    ],
+)
+def test_a_question_that_fails_reports_why(
+    job: JobFixture, monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str
+):
+    """Notes of kubectl come before the lines of the command in the pod, its exit code after."""
+    program = job.folder / "kubectl"
+    program.write_text(
+        "#!/bin/sh\ncat >&2 <<'END'\n" + "".join(map("{}\n".format, lines)) + "END\nexit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(job.folder), prepend=os.pathsep)
+
+    with pytest.raises(BackendError) as caught:
+        job.backend.ask(job.handle, b"{}")
+    assert caught.value.message == f"asking the nodes of {job.handle}: {reason}"
 
 
 def test_a_refused_log_is_retried_with_a_pause(job: JobFixture):

@@ -962,6 +962,8 @@ def test_a_job_ends_when_only_the_return_of_the_machine_of_its_head_could_end_it
             "cluster; it may be lost"
         )
         assert running.wait.since == "2026-11-21T10:00:02.000Z"
+        # Any other cancel waits for the pod.
+        assert "cancel --now" in running.wait.hint
         assert job.client.written == []
         job.now_s += 1
         job.backend._pod_states.clear()
