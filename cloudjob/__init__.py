@@ -19,6 +19,7 @@ __all__ = [
     "BackendError",
     "Cause",
     "CloudJobError",
+    "CutLog",
     "Event",
     "Failure",
     "Hang",

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         Absence as Absence,
         Attempt as Attempt,
         Cause as Cause,
+        CutLog as CutLog,
         Failure as Failure,
         Hang as Hang,
         JobFailed as JobFailed,
@@ -79,13 +80,13 @@ _MODULES = {
     name: f"cloudjob.{module}"
     for module, names in {
         "backends.native": "Event Metric",
-        "model.status": "Absence Attempt Cause Failure Hang JobFailed JobState JobStatus Phase"
-        " Outlook SlowRanks Wait WaitPhase",
+        "model.status": "Absence Attempt Cause CutLog Failure Hang JobFailed JobState JobStatus"
+        " Phase Outlook SlowRanks Wait WaitPhase",
         "submission.preview": "Preview",
         "tracking.journals": "Journals RankPoint",
         "tracking.log": "LogLine",
         "tracking.log_filter": "LogFilter",
-        "tracking.metrics": "MetricPoint Metrics",
+        "tracking.metrics": "Column MetricPoint Metrics",
         "tracking.outputs": "Output Outputs",
         "tracking.profile": "JobProfile",
         "tracking.stacks": "JobStacks StackGroup",

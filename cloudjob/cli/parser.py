@@ -7,10 +7,6 @@ from importlib import import_module
 
 from cloudjob.cli.options import Parser, sentence
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 _DESCRIPTION = "Run a training script on several nodes: here, on a cluster or in the cloud."
 _EXAMPLES = """\
 examples:
@@ -29,7 +25,7 @@ _COMMANDS = (
     ("status", "status", "show the state of a job"),
     ("attach", "attach", "follow a job to its end, even if it was submitted elsewhere"),
     ("logs", "logs", "show the log of a job"),
-    ("wait", "wait", "wait for jobs, and exit with the code of the first that failed"),
+    ("wait", "wait", "wait for jobs; exit with the code of the first that failed"),
     ("list", "list", "list the jobs submitted from this machine"),
     ("cancel", "cancel", "cancel a job, or every job that matches the filters"),
     ("refresh", "refresh", "give the nodes of a job fresh keys of its store"),

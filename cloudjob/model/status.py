@@ -358,6 +358,7 @@ def is_current(values: dict[str, Any]) -> bool:
         tuple(values) == _KEYS
         and all(not values[name] or tuple(values[name]) == keys for name, keys in _PARTS.items())
         and [*map(tuple, phases)].count(Phase._fields) == len(phases)
+        and all(tuple(each) == CutLog._fields for each in values["cut_logs"])
         and values["state"] in _STATES
         and (values["cause"] is None or values["cause"] in _CAUSES)
     )

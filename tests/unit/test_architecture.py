@@ -315,6 +315,25 @@ def test_help_is_quick(args: list[str]):
     assert modules & HEAVY == set()
 
 
+def test_the_list_of_commands_is_printed_without_what_argparse_may_import():
+    """Together they take as long as the rest of ``cloudjob --help``."""
+    code = (
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "from cloudjob.cli import main\n"
+        "try:\n"
+        "    main(['--help'])\n"
+        "except SystemExit:\n"
+        "    print('MODULES', *set(sys.modules) - before)\n"
+    )
+    done = run(sys.executable, "-c", code, COLUMNS="80")
+
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert "argparse" in modules
+    assert modules & {"shutil", "textwrap", "typing"} == set()
+
+
 def test_a_detached_submit_imports_nothing_that_follows_jobs(tmp_path: Path):
     """Imports are most of its CPU time."""
     (tmp_path / "train.py").write_text("")

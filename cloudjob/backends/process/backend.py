@@ -98,8 +98,9 @@ class ProcessBackend(Backend[ProcessRequest]):
         try:
             yield
         finally:
-            if self._early:
-                self._early.end()
+            early, self._early = self._early, None
+            if early:
+                early.end()
 
     def build(self, submission: Submission) -> ProcessRequest:
         """Return the request for ``submission``.
@@ -444,6 +445,9 @@ class _Controller(NamedTuple):
                 cwd="/",
                 start_new_session=True,
             )
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         return cls(process, ours)

@@ -103,10 +103,7 @@ def _chart(
     chosen = _most_different(lines)
     chosen = _aligned(chosen) if group.is_aligned else chosen
     if view.smoothing:
-        # The extremes that are drawn of many points do not have the mean of all.
-        drawn_share = min(1.0, _MAX_POINTS / max(map(len, chosen.values())))
-        weight = view.smoothing**drawn_share
-        chosen = {name: _smooth(points, weight) for name, points in chosen.items()}
+        chosen = _smoothed(chosen, view.smoothing)
     chosen = _at_equal_places(chosen)
     limit = group.limits.get(title, 0.0)
     note = [_last_text(lines), f"limit {_number(limit)}" if limit else "", _left_out(lines)]
@@ -235,6 +232,24 @@ def _at_equal_places(lines: Lines) -> Lines:
 
 def _height(point: tuple[float, float]) -> float:
     return point[1]
+
+
+def _smoothed(lines: Lines, weight: float) -> Lines:
+    """Return smooth lines, each point of which depends on the same stretch of the x axis.
+
+    All points count: the extremes that are drawn of many do not have the mean of all.
+    """
+    stretch_of = {name: _stretch([x for x, _ in points]) for name, points in lines.items()}
+    whole = _stretch([x for points in lines.values() for x, _ in points]) or 1.0
+    smoothed: dict[str, Points] = {}
+    for name, points in lines.items():
+        drawn = _MAX_POINTS * stretch_of[name] / whole
+        smoothed[name] = _smooth(points, weight ** min(1.0, drawn / max(1, len(points))))
+    return smoothed
+
+
+def _stretch(places: Sequence[float]) -> float:
+    return max(places, default=0.0) - min(places, default=0.0)
 
 
 def _smooth(points: Points, weight: float) -> Points:

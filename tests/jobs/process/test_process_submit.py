@@ -177,7 +177,8 @@ def test_a_submit_that_fails_leaves_no_process(laptop: Laptop):
     with pytest.raises(PackageError, match="no such file"):
         pipeline.submit(laptop.spec().with_values(script="other.py"), laptop.home)
 
-    assert linux.children(os.getpid()) == before
+    # Controllers of earlier tests may end meanwhile.
+    assert set(linux.children(os.getpid())) - set(before) == set()
 
 
 def test_records_that_are_locked_after_the_start_lose_no_job(

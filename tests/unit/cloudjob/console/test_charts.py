@@ -542,6 +542,17 @@ def test_a_smoothed_curve_of_many_values_is_near_their_mean():
     assert (min(values), max(values)) == (pytest.approx(1.1, abs=0.3), pytest.approx(1.1, abs=0.3))
 
 
+def test_a_curve_of_few_values_is_smoothed_no_more_beside_one_of_many():
+    """As of a job that prints its loss every 200 steps, and another that does so at each step."""
+    few = losses({step: float(step) for step in range(0, 20_000, 200)})
+    many = [MetricPoint("loss", None, step, 1.0, source="other") for step in range(20_000)]
+    [alone] = charts.curves(few, view=charts.View(smoothing=0.9))
+    [beside] = charts.curves([*few, *many], view=charts.View(smoothing=0.9))
+
+    last, expected = (series(chart)["rank 0"][-1] for chart in (beside, alone))
+    assert last[1] == pytest.approx(expected[1], rel=0.05)
+
+
 def test_the_values_of_a_chart_are_saved_as_a_table_without_formulas():
     points = [*losses({0: 1.0, 2: 0.5}), MetricPoint("loss", None, 1, 0.7, source=" =1+1,x")]
     [chart] = charts.curves(points)
