@@ -88,11 +88,14 @@ def _trace(
         # A struct iovec: where the registers go, and how much room there is.
         target = (ctypes.c_uint64 * 2)(ctypes.addressof(values), ctypes.sizeof(values))
         if ptrace(_SEIZE, thread, None, None) == 0 and ptrace(_INTERRUPT, thread, None, None) == 0:
-            os.waitpid(thread, _ALL_CHILDREN)
+            _, status = os.waitpid(thread, _ALL_CHILDREN)
+            # It stops for a signal that came first, too, which would then be lost; our own stop has
+            # an event in the upper bits.
+            number = 0 if status >> 16 else os.WSTOPSIG(status)
             ptrace(_REGISTERS, thread, _GENERAL, ctypes.addressof(target))
             registers = Registers(stack=values[stack_at], instruction=values[instruction_at])
             stack = read_stack(registers)
-            ptrace(_DETACH, thread, None, None)
+            ptrace(_DETACH, thread, None, number)
             _write(writer, struct.pack("<QQ", *registers) + stack)
     finally:
         os._exit(0)
