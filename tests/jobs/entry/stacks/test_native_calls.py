@@ -155,6 +155,24 @@ def test_no_signal_that_arrives_during_a_stop_is_lost(program: str) -> None:
             process.kill()
 
 
+def test_a_program_goes_on_if_its_reader_is_killed(program: str) -> None:
+    reader = (
+        "import sys, time; from jobentry.stacks import tracing;"
+        "tracing.registers_of_running(int(sys.argv[1]), lambda _: time.sleep(600))"
+    )
+
+    def state(process: int) -> str:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+    with _running(program, "spin") as process:
+        poll(lambda: _names(process)[:1] == ["compute"], "the program to compute")
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen([sys.executable, "-c", reader, str(process)], env=environ) as tracer:
+            poll(lambda: state(process) == "t", "the program to be stopped")
+            tracer.kill()
+        poll(lambda: state(process) == "R", "the program to go on")
+
+
 def test_tracing_from_a_thread_leaves_no_child(program: str) -> None:
     with _running(program, "spin") as process:
         poll(lambda: _names(process)[:1] == ["compute"], "the program to compute")
