@@ -13,8 +13,10 @@ from typing import Callable
 from jobentry.contract import lines, masks, messages
 from jobentry.secrets import masking
 
-# The polling interval, and how long an incomplete line (a progress bar) waits for its newline.
-POLL_S = 0.01
+# The interval between two looks at the logs: a hundredth of the time without output, within these
+# limits, as a hundred looks a second take almost 1 % of a CPU.
+_MIN_POLL_S, _MAX_POLL_S = 0.01, 0.05
+# How long an incomplete line (a progress bar) waits for its newline.
 PATIENCE_S = 0.3
 _PIECE_BYTES = 1 << 20
 # A longer line is written in parts, to limit memory.
@@ -74,6 +76,11 @@ def _write(descriptor: int, data: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
+def pause_s(quiet_s: float) -> float:
+    """Return how long to wait before the next look at logs that have not grown for some time."""
+    return min(_MAX_POLL_S, max(_MIN_POLL_S, quiet_s / 100))
+
+
 class Relay:
     """Copies the logs of this node's ranks to ``descriptor``, with a prefix for each rank."""
 
@@ -112,9 +119,12 @@ class Relay:
         self._thread.join()
 
     def _follow(self) -> None:
+        grown_s = time.monotonic()
         while not self._ended.is_set():
-            if not self._copy_output(is_last=False):
-                self._ended.wait(POLL_S)
+            if self._copy_output(is_last=False):
+                grown_s = time.monotonic()
+            else:
+                self._ended.wait(pause_s(time.monotonic() - grown_s))
         while self._copy_output(is_last=False):
             pass
         self._copy_output(is_last=True)

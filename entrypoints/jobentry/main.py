@@ -254,8 +254,9 @@ def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; the head writes a record in every case."""
     started_at = time.time()
     journal = Journal(write_journal if node.record_uri else None)
-    # A signed URL is valid for one known object only.
-    if node.record_uri and names.CLOUDJOB_SIGNED_URIS not in private_environ.environ():
+    # A signed URL is valid for one known object only; in a folder that is copied, any may be new.
+    has_keys = names.CLOUDJOB_SIGNED_URIS not in private_environ.environ()
+    if node.record_uri and (has_keys or node.record_uri.startswith("file:")):
         journal.log_store = LogStore(record.folder(node), node.node)
         journal.log_store.start()
     try:

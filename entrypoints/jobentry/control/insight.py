@@ -134,7 +134,7 @@ class _ProfileRequest:
 
 
 class InsightRequests:
-    """The head's side: takes requests from its socket, and answers them."""
+    """The head's side: takes requests from its socket and the job's store, and answers them."""
 
     def __init__(self, setup: NodeSetup, loop: NodeLoop, pool: WorkerPool) -> None:
         self._here = NodeInsight(setup, loop)

@@ -416,7 +416,7 @@ class StandingRanks:
         try:
             calls = self._native.placed_calls(process, process, may_stop=True)
             thread, address = _native_thread(process, calls)
-            if cause_of(thread).wait is Wait.LOCK:
+            if cause_of(thread).wait in _NATIVE_WAITS:
                 waits = tuple(self._waits_of_threads(process))
                 thread = thread._replace(native=(*waits, *thread.native))
             rank.target.hold(address)

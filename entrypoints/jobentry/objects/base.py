@@ -121,10 +121,11 @@ def opened(path: str) -> BinaryIO:
     Raises:
         OSError: It cannot be read, or is no regular file.
     """
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    # A file object of a folder cannot be made, and would leave its descriptor open.
+    os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file", path)
 
 

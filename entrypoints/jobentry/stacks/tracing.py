@@ -20,6 +20,7 @@ from jobentry.stacks.memory import UnreadableError
 _SEIZE, _INTERRUPT, _DETACH, _REGISTERS = 0x4206, 0x4207, 17, 0x4204
 _GENERAL = 1  # NT_PRSTATUS
 _ALL_CHILDREN = 0x40000000  # __WALL
+_SIGNAL_AT_PARENTS_END = 1  # PR_SET_PDEATHSIG
 # How many registers there are, and which of them are the stack's and the instruction's.
 _PLACES = {"x86_64": (27, 19, 16), "aarch64": (34, 31, 32)}
 # Seconds for all of it, on a machine that is busy.
@@ -39,12 +40,15 @@ def registers_of_running(
         raise UnreadableError("its registers have no known order")
     import ctypes
 
-    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    library = ctypes.CDLL(None, use_errno=True)
+    ptrace, prctl = library.ptrace, library.prctl
     ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     ptrace.restype = ctypes.c_long
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
+        # If the entry is killed meanwhile, nobody else would end a child that hangs.
+        prctl(_SIGNAL_AT_PARENTS_END, signal.SIGKILL, 0, 0, 0)
         _trace(thread, ptrace, read_stack, writer)
     os.close(writer)
     try:
@@ -88,11 +92,14 @@ def _trace(
         # A struct iovec: where the registers go, and how much room there is.
         target = (ctypes.c_uint64 * 2)(ctypes.addressof(values), ctypes.sizeof(values))
         if ptrace(_SEIZE, thread, None, None) == 0 and ptrace(_INTERRUPT, thread, None, None) == 0:
-            os.waitpid(thread, _ALL_CHILDREN)
+            _, status = os.waitpid(thread, _ALL_CHILDREN)
+            # It stops for a signal that came first, too, which would then be lost; our own stop has
+            # an event in the upper bits.
+            number = 0 if status >> 16 else os.WSTOPSIG(status)
             ptrace(_REGISTERS, thread, _GENERAL, ctypes.addressof(target))
             registers = Registers(stack=values[stack_at], instruction=values[instruction_at])
             stack = read_stack(registers)
-            ptrace(_DETACH, thread, None, None)
+            ptrace(_DETACH, thread, None, number)
             _write(writer, struct.pack("<QQ", *registers) + stack)
     finally:
         os._exit(0)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import jobentry
-from jobentry.contract import node_end
+from jobentry.contract import node_end, stored_log
 from jobentry.contract.launchers import LAUNCHERS
 
 USAGE = """usage: jobentry [--dry-run] [--json] SCRIPT [ARGS]...
@@ -477,6 +477,19 @@ def test_a_record_that_cannot_be_written_is_reported(node: Node):
     assert result.code == 127
     assert "jobentry: writing the record: looking for 's3:/nowhere'" in result.err
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("has_signed_uris", [False, True])
+def test_the_log_is_stored_beside_the_record(node: Node, has_signed_uris: bool):
+    """Where the platform copies the folder of the record, only other objects have signed URLs."""
+    signed = {"obs://bucket/j/request.json": "http://127.0.0.1:9/j/request.json"}
+    environ = {"CLOUDJOB_SIGNED_URIS": json.dumps(signed)} if has_signed_uris else {}
+
+    result = node.run("no.py", **environ)
+
+    chunks = [chunk.read_bytes() for chunk in node.folder.glob("log-0-*.gz")]
+    assert b"no.py" in b"".join(piece for chunk in chunks for piece in stored_log.unpack(chunk))
+    assert (result.code, node.record()["exit_code"]) == (127, 127)
 
 
 def test_a_cancelled_node_does_not_wait_for_its_store(node: Node):

@@ -369,6 +369,29 @@ def test_a_program_without_python_is_reported_if_it_waits_for_others_or_never_ru
     until(lambda: node.found().get(4, standing[4]).place.function == "stuck")
 
 
+def test_a_thread_that_waits_for_others_excuses_its_main_thread(node: Node):
+    """Rank 0 waits for the end of its thread, rank 1 for a signal."""
+    library = build(node.folder, "#include <unistd.h>\nint MPI_Recv(void) { pause(); return 0; }\n")
+    (node.folder / "solve.c").write_text(
+        "#include <pthread.h>\n#include <unistd.h>\nvolatile int n;\nextern int MPI_Recv(void);\n"
+        "void *receive(void *none) { n = MPI_Recv(); return none; }\n"
+        "int main(int count, char **words) {\n"
+        "    pthread_t thread;\n"
+        "    pthread_create(&thread, 0, receive, 0);\n"
+        "    return count > 1 ? pause() : pthread_join(thread, 0);\n"
+        "}\n"
+    )
+    command = ["cc", "-O1", "-pthread", "-o", "solve", "solve.c", library]
+    subprocess.run(command, cwd=node.folder, check=True, timeout=180)
+    node.start(0, "./solve")
+    node.start(1, "./solve", "pause")
+
+    standing = node.await_all(0, 1)
+
+    waiting = (Activity.WAITING, Wait.RANKS)
+    assert [(each.activity, each.wait) for _, each in sorted(standing.items())] == [waiting] * 2
+
+
 def test_a_rank_is_still_reported_if_looks_are_so_rare_that_each_measurement_is_old(node: Node):
     """Without a report it would seem to move. Looks are rare where one of them costs much."""
     node.start_python(0, "import time\ntime.sleep(600)")

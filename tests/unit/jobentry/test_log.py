@@ -11,7 +11,7 @@ from typing import Callable
 import pytest
 
 from jobentry.contract import lines
-from jobentry.log import Relay, last_lines, log_message
+from jobentry.log import Relay, last_lines, log_message, pause_s
 
 
 class Stream:
@@ -51,6 +51,10 @@ def stream(tmp_path: Path) -> Iterator[Stream]:
     stream = Stream(tmp_path)
     yield stream
     os.close(stream.descriptor)
+
+
+def test_quiet_logs_are_looked_at_less_often():
+    assert [pause_s(quiet_s) for quiet_s in (0.0, 0.9, 3.0, 3600.0)] == [0.01, 0.01, 0.03, 0.05]
 
 
 def test_the_first_output_is_noted_once_and_before_it_is_written(

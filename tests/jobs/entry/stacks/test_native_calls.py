@@ -19,16 +19,25 @@ from jobentry.system import linux
 from tests.support.polling import poll
 
 PROGRAM = """
+#include <signal.h>
 #include <unistd.h>
 #include <stdlib.h>
 volatile int steps;
+void count_signal(int number) { steps++; }
+int raise_signals(void) {
+    signal(SIGUSR1, count_signal);
+    for (int sent = 1; !raise(SIGUSR1) && steps == sent; sent++);
+    return 3;
+}
 __attribute__((noinline)) int wait_for_nothing(void) { pause(); return steps; }
 __attribute__((noinline)) int compute(void) { for (;;) steps++; return steps; }
 __attribute__((noinline)) int train(int spins) {
     int result = spins ? compute() : wait_for_nothing();
     return result + steps;
 }
-int main(int count, char **arguments) { return train(count > 1) + steps; }
+int main(int count, char **arguments) {
+    return count > 2 ? raise_signals() : train(count > 1) + steps;
+}
 """
 
 
@@ -130,6 +139,38 @@ def test_many_stops_disturb_nothing(looks: int) -> None:
             process.kill()
         assert process.stderr is not None
         assert process.stderr.read() == b""
+
+
+def test_no_signal_that_arrives_during_a_stop_is_lost(program: str) -> None:
+    """The program ends as soon as a signal that it has sent to itself does not arrive."""
+    with subprocess.Popen([program, "raise", "signals"]) as process:
+        try:
+            stops = 0
+            for _ in range(20):
+                with contextlib.suppress(UnreadableError):
+                    stops += bool(NativeStacks().calls(process.pid, process.pid, may_stop=True))
+            assert process.poll() is None
+            assert stops >= 15, "most looks succeed"
+        finally:
+            process.kill()
+
+
+def test_a_program_goes_on_if_its_reader_is_killed(program: str) -> None:
+    reader = (
+        "import sys, time; from jobentry.stacks import tracing;"
+        "tracing.registers_of_running(int(sys.argv[1]), lambda _: time.sleep(600))"
+    )
+
+    def state(process: int) -> str:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+    with _running(program, "spin") as process:
+        poll(lambda: _names(process)[:1] == ["compute"], "the program to compute")
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen([sys.executable, "-c", reader, str(process)], env=environ) as tracer:
+            poll(lambda: state(process) == "t", "the program to be stopped")
+            tracer.kill()
+        poll(lambda: state(process) == "R", "the program to go on")
 
 
 def test_tracing_from_a_thread_leaves_no_child(program: str) -> None:

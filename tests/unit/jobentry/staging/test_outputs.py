@@ -632,18 +632,23 @@ def test_a_file_that_changes_while_it_is_read_is_not_listed(
 
 
 @pytest.mark.parametrize("size", [0, output_store.SMALL_BYTES + 1])
-@pytest.mark.parametrize("kind", ["device", "pipe"])
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder"])
 def test_what_takes_the_place_of_a_file_is_neither_read_nor_waited_for(
     tmp_path: Path, kind: str, size: int
 ):
     path = tmp_path / "file"
-    path.symlink_to("/dev/null") if kind == "device" else os.mkfifo(path)
+    if kind == "device":
+        path.symlink_to("/dev/null")
+    else:
+        os.mkfifo(path) if kind == "pipe" else path.mkdir()
     store = output_store.OutputStore("job", 0, f"file://{tmp_path}/store")
 
     with pytest.raises(objects.ObjectError, match="not a regular file"):
         store.store("file", str(path), output_folder.Stamp(size, 0, 0), print)
     with pytest.raises(objects.ObjectError, match="not a regular file"):
         objects.put(str(path), f"file://{tmp_path}/store/file")
+
+    assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
 
 
 def test_a_removed_file_leaves_the_manifest(tmp_path: Path):
