@@ -238,8 +238,9 @@ def stored_requests(
         pause(requests.LOOK_S)
         try:
             line = objects.peek(uri, requests.REQUEST_LIMIT_BYTES)
-        except ObjectError:
-            # Usually there is none, or the store does not answer: the next look may succeed.
+        except (ObjectError, ValueError):
+            # Usually there is none, or the store does not answer, or refers to no valid address: the
+            # next look may succeed.
             continue
         options = _options(line) if line != last else None
         last = line
