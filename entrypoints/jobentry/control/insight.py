@@ -239,8 +239,8 @@ def stored_requests(
         try:
             line = objects.peek(uri, requests.REQUEST_LIMIT_BYTES)
         except (ObjectError, ValueError):
-            # Usually there is none, or the store does not answer, or refers to no valid address: the
-            # next look may succeed.
+            # Usually there is none, or the store does not answer, or sends us to no valid address:
+            # the next look may succeed.
             continue
         options = _options(line) if line != last else None
         last = line
