@@ -120,9 +120,11 @@ def recipe_of(name: str, base: str = "") -> Recipe:
         )
     text = (_folder() / f"{name}.Dockerfile").read_text(encoding="utf-8")
     files = {path: data for path, data in _files(name) if path in text}
-    default_base = re.search(r"(?m)^ARG BASE=(.*)", text)
-    assert default_base
-    return Recipe(name, text, files, base or default_base[1].strip())
+    if not base:
+        default = re.search(r"(?m)^ARG BASE=(.*)", text)
+        assert default
+        base = default[1].strip()
+    return Recipe(name, text, files, base)
 
 
 def inputs(recipe: Recipe, base_id: str) -> str:
