@@ -537,7 +537,7 @@ def test_the_record_names_a_failed_rank_of_a_worker(two_node_job: Job):
     two_node_job.script("print('line of', rank)\nif rank:\n    sys.exit(3)\n" + WAIT)
     head, worker = two_node_job.run()
 
-    assert (head.code, worker.code) == (3, 3)
+    assert (head.code, worker.code) == (3, 3), (head.err, worker.err)
     assert two_node_job.record["cause"] == "user"
     assert two_node_job.failure == {
         "node": 1, "host": "node1", "rank": 1, "signal": None, "exit_code": 3,
