@@ -15,6 +15,7 @@ from cloudjob.cli.messages import print_error, print_library_log
 from cloudjob.cli.parser import parser_of, split_at_script
 from cloudjob.errors import CloudJobError, UsageError
 from cloudjob.model.text import one_line
+from jobentry.system import linux
 
 # Each command imports its own modules, so that `cloudjob --help` costs next to nothing.
 TYPE_CHECKING = False
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         completion.answer()
     try:
+        linux.save_address_space()
         code = _run(arguments)
         # Python's own flush at the end would ignore a full disk.
         sys.stdout.flush()

@@ -40,6 +40,7 @@ from jobentry.node.tools import (
 from jobentry.node.working_folder import WorkingFolder
 from jobentry.secrets import masking, private_environ
 from jobentry.staging.stage import stage
+from jobentry.system import linux
 
 if TYPE_CHECKING:
     from jobentry.control.loop import NodeSetup
@@ -253,6 +254,7 @@ def _shown_plan(
 def _run(node: NodeEnv, options: Options) -> _End:
     """Run this node's part of the job; the head writes a record in every case."""
     started_at = time.time()
+    linux.save_address_space()
     journal = Journal(write_journal if node.record_uri else None)
     # A signed URL is valid for one known object only; in a folder that is copied, any may be new.
     has_keys = names.CLOUDJOB_SIGNED_URIS not in private_environ.environ()

@@ -441,7 +441,7 @@ def test_a_submitter_frozen_before_it_sends_blocks_no_other_command(case, stage:
     poll(lambda: not held.leftovers(), f"end of {held.leftovers()}")
 
 
-LIMITS = ("nofile=10", "nofile=16", "nofile=20", "nofile=64", "as=50000000", "as=800000000")
+LIMITS = ("nofile=10", "nofile=16", "nofile=20", "nofile=64", "as=50000000", "as=200000000")
 
 
 @pytest.mark.lengthy

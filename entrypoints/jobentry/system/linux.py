@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # typing costs each rank seven milliseconds
 
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
+_MOST_ARENAS = -8  # M_ARENA_MAX
 
 
 def prctl() -> Callable[[int, int], None]:
@@ -24,6 +25,23 @@ def prctl() -> Callable[[int, int], None]:
     except (ImportError, OSError, AttributeError):
         return lambda option, value: None
     return lambda option, value: call(option, value, 0, 0, 0)
+
+
+def save_address_space() -> None:
+    """If `ulimit -v` limits it, let all threads allocate in one arena; glibc reserves 64 MB each.
+
+    Otherwise too little may be left for a thread to begin, and Python waits for that for ever.
+    """
+    import resource
+
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return
+    import ctypes
+
+    # Only glibc has arenas.
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option:
+        set_option(_MOST_ARENAS, 1)
 
 
 def processes() -> list[int]:
