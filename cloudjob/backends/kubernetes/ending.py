@@ -129,9 +129,10 @@ def lost_head(job: Mapping[str, Any], stage: Stage, pods: Iterable[Pod]) -> Pod 
 
 
 def _lost_since_s(head: Pod, nodes: Iterable[Pod]) -> float:
-    """Return since when nothing is to be expected of a lost head."""
-    ends = [pod.ended_at for pod in nodes if pod.ended_at]
-    return max(times.seconds_of(at) for at in (head.silent_since, head.leaves_at, *ends) if at)
+    """Return since when nothing is to be expected of a lost head; infinity if no time is known."""
+    ends = [pod.ended_at for pod in nodes]
+    moments_s = [times.seconds_of(at) for at in (head.silent_since, head.leaves_at, *ends) if at]
+    return max(moments_s, default=math.inf)
 
 
 def is_left(pods: Iterable[Pod]) -> bool:

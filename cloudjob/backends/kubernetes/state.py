@@ -34,7 +34,7 @@ class Pod:
         message: The cluster's message about that.
         leaves_at: When its grace period ends if it was deleted; empty if it was not.
         silent_since: When the cluster noticed that the machine of its container does not report;
-            empty if it does.
+            empty if it does not say when, None if the machine reports.
         is_over: Whether its container will write nothing more; sidecars may still run.
         is_held: Whether its container has ended, and sidecars keep it from ending.
     """
@@ -54,7 +54,7 @@ class Pod:
     message: str = ""
     memory: str = ""
     leaves_at: str = ""
-    silent_since: str = ""
+    silent_since: str | None = None
     is_over: bool = False
     is_held: bool = False
 
@@ -71,7 +71,7 @@ class Pod:
     @property
     def is_cut_off(self) -> bool:
         """Whether its container runs on a machine that no longer reports to the cluster."""
-        return bool(self.silent_since)
+        return self.silent_since is not None
 
     @property
     def is_lost(self) -> bool:
@@ -126,7 +126,7 @@ def pod_of(
         message=message,
         memory=str((resources.get("limits") or {}).get("memory") or ""),
         leaves_at=_time(metadata.get("deletionTimestamp")),
-        silent_since=_silent_since(status) if "running" in state else "",
+        silent_since=_silent_since(status) if "running" in state else None,
         is_over=has_ended or is_over,
         is_held=has_ended and not is_over and _has_running(status),
     )
@@ -140,7 +140,7 @@ def _of_container(items: Iterable[Mapping[str, Any]] | None, name: str) -> Mappi
     return next((item for item in items or () if item.get("name") == name), {})
 
 
-def _silent_since(status: Mapping[str, Any]) -> str:
+def _silent_since(status: Mapping[str, Any]) -> str | None:
     """Return when the node controller has marked the pod, as its machine sends no heartbeats.
 
     The node controller changes only Ready. If a container's own probe fails, ContainersReady
@@ -149,7 +149,7 @@ def _silent_since(status: Mapping[str, Any]) -> str:
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     ready, containers = (conditions.get(name) or {} for name in ("Ready", "ContainersReady"))
     is_cut_off = ready.get("status") == "False" and containers.get("status") == "True"
-    return _time(ready.get("lastTransitionTime")) if is_cut_off else ""
+    return _time(ready.get("lastTransitionTime")) if is_cut_off else None
 
 
 def status_of(
@@ -384,7 +384,7 @@ def _wait_of(pod: Pod) -> Wait | None:
     """Return why a node does not run, or is not known to run."""
     if pod.is_cut_off:
         text = f"its machine {pod.host} no longer reports to the cluster; it may be lost"
-        wait = waiting.trouble(WaitPhase.MACHINE, pod.silent_since, "", text)
+        wait = waiting.trouble(WaitPhase.MACHINE, pod.silent_since or "", "", text)
         # Without --now, a cancel waits for a pod that nothing can end.
         return wait._replace(hint="`cloudjob cancel --now` ends the job")
     if pod.is_leaving and pod.reason:

@@ -8,6 +8,7 @@ that the job runs; it removes that file at the very end. Standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -490,10 +491,13 @@ def _is_utf_8() -> bool:
 def _read_request() -> tuple[dict[str, Any], int | None]:
     """Return the request on standard input, and the descriptor that came with it."""
     with socket.socket(fileno=os.dup(0)) as connection:
-        data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        data, descriptors, flags, _ = socket.recv_fds(connection, 1, 1)
     if not data:
         # The submit has failed, or was killed.
         os._exit(0)
+    if flags & socket.MSG_CTRUNC:
+        # Without its lock, the job would seem to have ended.
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     for descriptor in descriptors:
         os.set_inheritable(descriptor, True)
     # Descriptor 0 stays open, so that no other file gets its number.

@@ -72,6 +72,24 @@ def start(tmp_path):
             process.wait(180)
 
 
+def test_a_controller_whose_lock_was_lost_on_the_way_starts_nothing():
+    """The kernel drops descriptors for which there is no room; here, the second of two."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", CONTROLLER],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        socket.send_fds(ours, [b"\n"], [ours.fileno()] * 2)
+        ours.sendall(b"{}")
+    out, err = process.communicate(timeout=180)
+
+    assert (process.returncode, out) == (1, b"")
+    assert err.endswith(b"Too many open files\n"), err
+
+
 @pytest.mark.parametrize("after_ms", [step * 0.8 for step in range(24)])
 def test_a_cancel_reaches_nodes_that_are_just_starting(start, after_ms):
     """SIGTERM reaches every node, even one that was just forked, and the job ends as cancelled."""
