@@ -341,8 +341,8 @@ def test_a_log_that_its_disk_cuts_is_no_silent_success(cloud):
     assert (cut["node"], cut["reason"]) == (1, "File too large")
     # A line that was cut within "[1] " is none of the rank; any other is shown with a newline.
     begun = re.search(rb"^\[node 1\] (\[?1?\]?)$", log.err, re.MULTILINE)
-    shown = len(log.out) + (len(begun[1]) if begun else 0)
-    assert shown + cut["missing_bytes"] - len(stored.out) in (0, 1)
+    printed_bytes = len(log.out) + (len(begun[1]) if begun else 0)
+    assert printed_bytes + cut["missing_bytes"] - len(stored.out) in (0, 1)
     assert len(stored.out.splitlines()) == lines
     assert b"warning: " + warning in done.err
     assert b"warning: " + warning in log.err

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from cloudjob.store import open_store
+
 COUNT = """
 tries = len([name for name in os.listdir(results) if name.startswith(f"try-{rank}-")])
 write_result(f"try-{rank}-{tries}")
@@ -39,6 +41,7 @@ def test_an_exception_that_is_to_be_repeated_ends_the_attempts_the_second_time(c
     assert b"not tried again: the attempt before ended in the same way" in done.err
 
 
+@pytest.mark.surroundings
 def test_each_attempt_is_kept_and_knows_the_one_before(cloud):
     script = cloud.script(
         """
@@ -69,8 +72,10 @@ def test_each_attempt_is_kept_and_knows_the_one_before(cloud):
         assert log.lines == [b"[0] this is attempt " + attempt], log
     unknown = cloud.query("logs", done.job, "--attempt", "4")
     assert (unknown.code, b"have stored logs of 3" in unknown.err) == (2, True), unknown
-    records = cloud.home / "store" / done.job / "record"
+    store_uri = status["code"]["uri"].partition(f"/{done.job}/")[0]
+    store = open_store(store_uri, environ=cloud.environ)
     for attempt, code in ((1, 139), (2, 9), (3, 0)):
-        kept = records / f"attempt-{attempt}"
-        assert json.loads((kept / "exit.json").read_text())["exit_code"] == code
-        assert (kept / "journal-1.jsonl.gz").exists()
+        kept = f"{done.job}/record/attempt-{attempt}"
+        record = store.get_bytes(f"{kept}/exit.json", limit_bytes=1 << 20)
+        assert json.loads(record)["exit_code"] == code
+        assert store.get_bytes(f"{kept}/journal-1.jsonl.gz", limit_bytes=1 << 20)
