@@ -68,9 +68,9 @@ def test_each_attempt_is_kept_and_knows_the_one_before(cloud):
     status = cloud.status(done.job)
     assert status["attempt"] == {"number": 3, "most": 3, "previous_cause": "exit"}
     for attempt in (b"1", b"2", b"3"):
-        log = cloud.query("logs", done.job, "--attempt", attempt.decode(), "--rank", "0")
+        log = cloud.cli("logs", done.job, "--attempt", attempt.decode(), "--rank", "0")
         assert log.lines == [b"[0] this is attempt " + attempt], log
-    unknown = cloud.query("logs", done.job, "--attempt", "4")
+    unknown = cloud.cli("logs", done.job, "--attempt", "4")
     assert (unknown.code, b"have stored logs of 3" in unknown.err) == (2, True), unknown
     store_uri = status["code"]["uri"].partition(f"/{done.job}/")[0]
     store = open_store(store_uri, environ=cloud.environ)
