@@ -345,6 +345,37 @@ def test_files_that_git_tracks_are_packed_although_a_rule_ignores_them(tmp_path:
     assert explain(top, "a.bin").rule == "git tracks it, although .gitignore:1: *.bin"
     assert explain(top, "out/other.txt").rule == ".gitignore:2: /out/"
     assert packed_by_cloudjob(top / "job") == {"b.bin"}
+    if os.getuid() == 0:
+        # As of a project that a container mounts: git refuses a repository of another user.
+        for path in (top, *top.rglob("*")):
+            os.chown(path, 12345, -1)
+        assert explain(top, "a.bin").is_packed
+
+
+@needs_git
+def test_a_repository_in_the_source_has_only_its_own_rules(tmp_path: Path, home: Path):
+    """As in git: the rules around a submodule or a clone do not apply to the files in it."""
+    top = tmp_path / "top"
+    write(home / ".config" / "git" / "ignore", "/mine\n*.MINE\n")
+    for folder in (top, top / "clone", top / "out" / "module"):
+        git(tmp_path, "init", "-q", str(folder))
+        for name in ("a.bin", "b.log", "mine", "deep/mine", "x.mine"):
+            write(folder / name)
+        git(folder, "add", "--force", "a.bin")
+    identity = ("-c", "user.name=me", "-c", "user.email=me@example.com")
+    git(top / "out" / "module", *identity, "commit", "-qm", "first")
+    git(top, "add", "out/module")
+    write(top / ".gitignore", "*.bin\n/out/\n")
+    write(top / "clone" / ".gitignore", "*.log\n")
+    git(top / "clone", "config", "core.ignoreCase", "true")
+    write(top / "broken" / ".git" / "config")
+    write(top / "broken" / "c.bin")
+
+    assert packed_by_cloudjob(top) == {
+        *(".gitignore", "a.bin", "b.log", "deep/mine", "x.mine"),
+        *("clone/.gitignore", "clone/a.bin", "clone/deep/mine"),
+        *("out/module/a.bin", "out/module/b.log", "out/module/deep/mine", "out/module/x.mine"),
+    }
 
 
 @needs_git
