@@ -199,12 +199,11 @@ def git_settings(source: str) -> GitSettings:
     values = dict[str, str]()
     names = r"^core\.(excludesfile|ignorecase)$"
     for item in _git(source, "config", "-z", "--get-regexp", names).split(b"\0"):
-        name, _, value = os.fsdecode(item).partition("\n")
-        values[name] = value
+        name, is_set, value = os.fsdecode(item).partition("\n")
+        values[name] = value if is_set else "yes"
     settings = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
     excludes_file = values.get("core.excludesfile") or posixpath.join(settings, "git", "ignore")
-    # A name without a value means yes.
-    folds_case = values.get("core.ignorecase", "no").lower() in ("", "true", "yes", "on", "1")
+    folds_case = values.get("core.ignorecase", "no").lower() not in ("", "false", "no", "off", "0")
     return GitSettings(posixpath.join(source, os.path.expanduser(excludes_file)), folds_case)  # noqa: PTH111
 
 

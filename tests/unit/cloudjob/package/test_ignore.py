@@ -367,7 +367,8 @@ def test_a_repository_in_the_source_has_only_its_own_rules(tmp_path: Path, home:
     git(top, "add", "out/module")
     write(top / ".gitignore", "*.bin\n/out/\n")
     write(top / "clone" / ".gitignore", "*.log\n")
-    git(top / "clone", "config", "core.ignoreCase", "true")
+    # Any number but 0 means yes.
+    git(top / "clone", "config", "core.ignoreCase", "2")
     write(top / "broken" / ".git" / "config")
     write(top / "broken" / "c.bin")
 
