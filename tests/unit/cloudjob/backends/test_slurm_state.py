@@ -59,7 +59,7 @@ def test_jobs_of_others_and_steps_are_skipped():
         (
             "PENDING",
             "DependencyNeverSatisfied",
-            "PENDING (DependencyNeverSatisfied: never starts, as a job that it waits for has failed)",
+            "PENDING (DependencyNeverSatisfied: never starts, as a job",
         ),
         ("PENDING", "Priority", "PENDING (Priority: waits behind jobs of higher priority)"),
         ("PENDING", "QOSMaxJobsPerUserLimit", "PENDING (QOSMaxJobsPerUserLimit: its QOS has"),
