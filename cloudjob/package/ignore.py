@@ -231,11 +231,13 @@ def _git(folder: str, *arguments: str) -> bytes:
     git = shutil.which("git")
     if git is None:
         return b""
-    # A repository's own settings can name a program for git to run. Without that one, neither
-    # command runs any, so a repository may belong to another user, as in a container.
+    # A repository's own settings can name programs for git to run: one before it lists files, and
+    # those that fetch what is missing. Without these, neither command runs any, so a repository
+    # may belong to another user, as in a container.
     settings = ("-c", "core.fsmonitor=false", "-c", "safe.directory=*")
     argv = (git, "-C", folder, *settings, *arguments)
     env = {name: value for name, value in os.environ.items() if re.match(_SETTINGS, name)}
+    env["GIT_ALLOW_PROTOCOL"] = "none"
     done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return done.stdout if done.returncode == 0 else b""
 

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudjob.errors import PackageError
-from cloudjob.package import explain, scan
+from cloudjob.package import explain, revision, scan
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
 
@@ -381,7 +381,7 @@ def test_a_repository_in_the_source_has_only_its_own_rules(tmp_path: Path, home:
 
 @needs_git
 def test_a_repository_in_the_source_cannot_name_a_program_to_run(tmp_path: Path):
-    """Git runs the program in ``core.fsmonitor`` of a repository before it lists files."""
+    """Git runs ``core.fsmonitor`` before it lists files, and fetches what a sparse index lacks."""
     seen = tmp_path / "seen"
     program = write(tmp_path / "program", f"#!/bin/sh\ntouch {seen}\n")
     program.chmod(0o755)
@@ -389,9 +389,26 @@ def test_a_repository_in_the_source_cannot_name_a_program_to_run(tmp_path: Path)
     git(tmp_path, "init", "-q", str(inner))
     write(inner / "a")
     git(inner, "add", "a")
-    git(inner, "config", "core.fsmonitor", str(program))
+    write(inner / "folder" / "b")
+    git(inner, "add", "folder")
+    identity = ("-c", "user.name=me", "-c", "user.email=me@example.com")
+    git(inner, *identity, "commit", "-qm", "first")
+    lost = git(inner, "rev-parse", "HEAD:folder").decode().strip()
+    git(inner, "sparse-checkout", "set", "--cone", "--sparse-index", "none")
+    (inner / ".git" / "objects" / lost[:2] / lost[2:]).unlink()
+    git(tmp_path, "init", "-q", "--bare", str(tmp_path / "remote"))
+    for name, value in {
+        "core.fsmonitor": program,
+        "core.repositoryFormatVersion": 1,
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": tmp_path / "remote",
+        "remote.origin.uploadpack": program,
+    }.items():
+        git(inner, "config", name, str(value))
 
     assert packed_by_cloudjob(tmp_path / "source") == {"inner/a"}
+    assert revision.of_source(inner) is not None
     assert not seen.exists()
 
 
