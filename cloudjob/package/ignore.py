@@ -111,12 +111,16 @@ class IgnoreRules:
         )
 
 
-def outer_rules(source: str, settings: GitSettings) -> tuple[IgnoreRules, ...]:
-    """Return the rules of git from outside the source, lowest precedence first.
+def outer_rules(source: str, settings: GitSettings, prefix: str = "") -> tuple[IgnoreRules, ...]:
+    """Return the rules of git from outside a folder, highest precedence first.
 
     They are the user's own (``core.excludesFile``), ``.git/info/exclude``, and the ``.gitignore``
     of each folder above, up to the top of the repository that the source lies in. If they leave out
     the source itself, for instance as a folder of results, they do not apply to its files.
+
+    Args:
+        source: The source, or the top of a repository in it.
+        prefix: Where ``source`` is in the user's source, with ``/`` at the end.
 
     Raises:
         OSError: One of these files cannot be read.
@@ -138,14 +142,9 @@ def outer_rules(source: str, settings: GitSettings) -> tuple[IgnoreRules, ...]:
     for path, steps in files:
         if text := _read(path):
             above = "".join(f"{segment}/" for segment in segments[steps:])
-            levels.append((IgnoreRules(path, text, above=above, folds_case=folds_case), steps))
-    return () if _is_left_out(levels, segments) else tuple(rules for rules, _ in levels)
-
-
-def repository_rules(folder: str, prefix: str, *, folds_case: bool = False) -> IgnoreRules:
-    """Return the rules in ``info/exclude`` of a repository whose top is a folder of the source."""
-    path = _info_exclude(folder)
-    return IgnoreRules(path, _read(path), prefix=prefix, folds_case=folds_case)
+            rules = IgnoreRules(path, text, prefix=prefix, above=above, folds_case=folds_case)
+            levels.append((rules, steps))
+    return () if _is_left_out(levels, segments) else tuple(rules for rules, _ in reversed(levels))
 
 
 def _is_left_out(levels: list[tuple[IgnoreRules, int]], segments: tuple[str, ...]) -> bool:
@@ -167,7 +166,7 @@ def _is_left_out(levels: list[tuple[IgnoreRules, int]], segments: tuple[str, ...
 
 def _repository_root(source: str) -> str | None:
     folder = source
-    while not os.path.lexists(posixpath.join(folder, ".git")):
+    while not is_repository(folder):
         above = posixpath.dirname(folder)
         if above == folder:
             return None
@@ -175,15 +174,24 @@ def _repository_root(source: str) -> str | None:
     return folder
 
 
+def is_repository(folder: str) -> bool:
+    """Whether git takes a folder for the top of a repository."""
+    return os.path.lexists(posixpath.join(_git_folder(folder), "HEAD"))
+
+
 def _info_exclude(top: str) -> str:
-    """Return the path of ``info/exclude``; a worktree and a submodule have it elsewhere."""
+    return posixpath.join(_git_folder(top), "info", "exclude")
+
+
+def _git_folder(top: str) -> str:
+    """Return the folder of a repository's data; a worktree and a submodule have it elsewhere."""
     git = posixpath.join(top, ".git")
     if Path(git).is_file():
         text = os.fsdecode(_read(git)).strip()
         git = posixpath.join(top, text.removeprefix("gitdir:").strip())
         common = os.fsdecode(_read(posixpath.join(git, "commondir"))).strip()
-        git = posixpath.join(git, common) if common else git
-    return posixpath.join(git, "info", "exclude")
+        git = posixpath.join(git, common)
+    return git
 
 
 def git_settings(source: str) -> GitSettings:
@@ -191,12 +199,11 @@ def git_settings(source: str) -> GitSettings:
     values = dict[str, str]()
     names = r"^core\.(excludesfile|ignorecase)$"
     for item in _git(source, "config", "-z", "--get-regexp", names).split(b"\0"):
-        name, _, value = os.fsdecode(item).partition("\n")
-        values[name] = value
+        name, is_set, value = os.fsdecode(item).partition("\n")
+        values[name] = value if is_set else "yes"
     settings = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
     excludes_file = values.get("core.excludesfile") or posixpath.join(settings, "git", "ignore")
-    # A name without a value means yes.
-    folds_case = values.get("core.ignorecase", "no").lower() in ("", "true", "yes", "on", "1")
+    folds_case = values.get("core.ignorecase", "no").lower() not in ("", "false", "no", "off", "0")
     return GitSettings(posixpath.join(source, os.path.expanduser(excludes_file)), folds_case)  # noqa: PTH111
 
 
@@ -224,9 +231,13 @@ def _git(folder: str, *arguments: str) -> bytes:
     git = shutil.which("git")
     if git is None:
         return b""
-    # A repository's own settings can name a program for git to run.
-    argv = (git, "-C", folder, "-c", "core.fsmonitor=false", *arguments)
+    # A repository's own settings can name programs for git to run: one before it lists files, and
+    # those that fetch what is missing. Without these, neither command runs any, so a repository
+    # may belong to another user, as in a container.
+    settings = ("-c", "core.fsmonitor=false", "-c", "safe.directory=*")
+    argv = (git, "-C", folder, *settings, *arguments)
     env = {name: value for name, value in os.environ.items() if re.match(_SETTINGS, name)}
+    env["GIT_ALLOW_PROTOCOL"] = "none"
     done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return done.stdout if done.returncode == 0 else b""
 

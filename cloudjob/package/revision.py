@@ -47,6 +47,7 @@ def _output(folder: Path, *arguments: str) -> str | None:
         done = subprocess.run(
             [*_GIT, *arguments],
             cwd=folder,
+            env={**os.environ, "GIT_ALLOW_PROTOCOL": "none"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_LIMIT_S,

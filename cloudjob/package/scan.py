@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cloudjob.errors import PackageError
 from cloudjob.model.rules import name_on_nodes
 from cloudjob.package import ignore, secrets
-from cloudjob.package.ignore import GITIGNORE, GitSettings, IgnoreDecision, IgnoreRules
+from cloudjob.package.ignore import GITIGNORE, IgnoreDecision, IgnoreRules
 from cloudjob.package.messages import CLOUDJOBIGNORE, reading, reason_of, shown, source_error
 from cloudjob.package.tree import (
     FILE,
@@ -173,10 +173,10 @@ def _walk(
             )
         root = os.path.realpath(source)
         settings = ignore.git_settings(root)
-        outer = tuple(reversed(ignore.outer_rules(root, settings)))
+        outer = ignore.outer_rules(root, settings)
     skipped = "" if besides is None else os.path.relpath(os.path.realpath(besides), root)
-    walker = _Walker(source, root, skipped, _place(home), follow_links, settings)
-    waiting = [_Folder("", root, _ActiveRules((), outer))]
+    walker = _Walker(source, root, skipped, _place(home), follow_links)
+    waiting = [_Folder("", root, _ActiveRules((), outer, settings.folds_case))]
     while waiting:
         waiting += walker.list_folder(waiting.pop())
     return walker.found
@@ -194,10 +194,15 @@ def _place(folder: Path | None) -> _Place | None:
 
 
 class _ActiveRules(NamedTuple):
-    """The ignore files that apply in one folder, deepest first."""
+    """The ignore files that apply in one folder, deepest first.
+
+    Args:
+        folds_case: Whether the repository there ignores the case of names.
+    """
 
     own: tuple[IgnoreRules, ...]
     git: tuple[IgnoreRules, ...]
+    folds_case: bool = False
 
 
 class _Folder(NamedTuple):
@@ -243,14 +248,12 @@ class _Walker:
         skipped: str,
         home: _Place | None,
         follow_links: bool,
-        settings: GitSettings,
     ) -> None:
         self._source = source
         self._root = root
         self._skipped = skipped
         self._home = home
         self._follow_links = follow_links
-        self._folds_case = settings.folds_case
         # What git tracks although its rules ignore it, and the folders on the way there.
         self._tracked: set[str] = set()
         self._add_tracked("", root)
@@ -261,6 +264,8 @@ class _Walker:
         prefix = folder.prefix
         with reading(self._source, prefix or "."), os.scandir(folder.path) as listed:
             children = list(listed)
+        if prefix and any(child.name == ".git" for child in children):
+            folder = self._in_repository(folder)
         active_rules = self._rules_inside(folder, children)
         inner: list[_Folder] = []
         for child in children:
@@ -272,9 +277,21 @@ class _Walker:
                     raise source_error(self._source, name, error) from error
         return inner
 
+    def _in_repository(self, folder: _Folder) -> _Folder:
+        """Return a folder with the rules of its own repository instead of those around it."""
+        prefix, path = folder.prefix, folder.path
+        with reading(self._source, prefix + ".git"):
+            if not ignore.is_repository(path):
+                return folder
+            settings = ignore.git_settings(path)
+            git = ignore.outer_rules(path, settings, prefix)
+        self._add_tracked(prefix, path)
+        active_rules = _ActiveRules(folder.active_rules.own, git, settings.folds_case)
+        return folder._replace(active_rules=active_rules, ignored_by="")
+
     def _rules_inside(self, folder: _Folder, children: list[os.DirEntry[str]]) -> _ActiveRules:
         """Return the rules that apply inside a folder; its own ignore files come first."""
-        rules_of_ours, git = folder.active_rules
+        rules_of_ours, git, folds_case = folder.active_rules
         prefix, path = folder.prefix, folder.path
         for child in sorted(children, key=lambda child: child.name):
             # As in git, a symbolic link does not count as an ignore file.
@@ -282,18 +299,13 @@ class _Walker:
                 with reading(self._source, prefix + child.name):
                     text = Path(path, child.name).read_bytes()
                     rules = IgnoreRules(
-                        prefix + child.name, text, prefix=prefix, folds_case=self._folds_case
+                        prefix + child.name, text, prefix=prefix, folds_case=folds_case
                     )
                 if child.name == CLOUDJOBIGNORE:
                     rules_of_ours = (rules, *rules_of_ours)
                 else:
                     git = (rules, *git)
-            elif child.name == ".git" and prefix:
-                with reading(self._source, prefix + child.name):
-                    rules = ignore.repository_rules(path, prefix, folds_case=self._folds_case)
-                    git = (rules, *git)
-                self._add_tracked(prefix, path)
-        return _ActiveRules(rules_of_ours, git)
+        return _ActiveRules(rules_of_ours, git, folds_case)
 
     def _add_tracked(self, prefix: str, folder: str) -> None:
         for name in ignore.tracked_files(folder):

@@ -48,6 +48,24 @@ def test_a_line_of_setup_that_ends_the_shell_ends_the_job_and_is_named(
     assert b"never" not in done.out
 
 
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("exec 0<&- >&- 2>&-", 0, "it runs"),
+        ("PATH=/nonexistent", 127, "not found on PATH (/nonexistent)"),
+        ("if true", 125, "slurm.setup: a syntax error ended the shell with exit code 2: "),
+    ],
+)
+def test_a_line_of_setup_that_spoils_the_shell_hides_nothing(cloud, line, code, said):
+    cloud.write("job.yaml", f"slurm: {{setup: [echo before, {json.dumps(line)}]}}\n")
+    cloud.write("train.py", "print('it runs')\n")
+    done = cloud.submit("--config", "job.yaml", "train.py")
+
+    assert done.code == code, done
+    assert said in str(done)
+    assert code == 125 or "slurm.setup" not in str(done), done
+
+
 def test_a_profile_that_replaces_the_login_shell_is_named(cloud):
     """Some users start another shell in their profile."""
     (cloud.folder / ".bash_profile").write_text("exec dash\n")

@@ -5,4 +5,4 @@ trap 'printf "%s\n" "$BASH_COMMAND" >|"$cloudjob_work/setup"' DEBUG
 module load openmpi/4.1
 export UCX_TLS=rc
 trap - DEBUG
-exec /bin/sh "$cloudjob_here/start.sh"
+exec /bin/sh "$cloudjob_here/start.sh" </dev/null >>"$cloudjob_here/node-$cloudjob_index.log" 2>&1

@@ -101,7 +101,8 @@ fail_head() {
 
 # check_ends: end the head if a worker has failed before it answers.
 check_ends() {
-    for end in end-*; do
+    # Not the file end-1.new, which is about to become end-1.
+    for end in end-*[0-9]; do
         if [ "$end" = end-0 ] || ! read -r code kind text 2>/dev/null <"$end"; then
             continue
         fi

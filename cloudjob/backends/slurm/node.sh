@@ -54,7 +54,7 @@ if ! echo "$SLURMD_NODENAME" >"$work/host"; then
     ./clean.sh mine
     leave 125
 fi
-# It exists until the entry starts, and holds the command of slurm.setup that runs.
+# It is empty once the entry starts; until then it holds the command of slurm.setup that runs.
 echo >"$work/setup"
 # How many GPUs the job has on this node; before 21.08 Slurm only lists them.
 if [ -z "${SLURM_GPUS_ON_NODE:-}" ]; then
@@ -89,7 +89,9 @@ done
 how_setup_ended() {
     read -r command <"$work/setup"
     said=$(tail -c "+$((before + 1))" "$log" | grep . | tail -n 1 | cut -c 1-300)
-    if [ -n "$command" ]; then
+    if [ "$code" = 2 ] && ! ${setup_shell%% *} -n "$here/setup.sh" 2>/dev/null; then
+        text="slurm.setup: a syntax error ended the shell with exit code $code"
+    elif [ -n "$command" ]; then
         text="slurm.setup: \"$command\" ended the shell with exit code $code"
     else
         text="before slurm.setup, a profile (/etc/profile, ~/.bash_profile) ended the login shell"
@@ -98,7 +100,7 @@ how_setup_ended() {
     printf '%s\n' "$text${said:+: $said}"
 }
 set -- "$code"
-if [ -e "$work/setup" ] && [ ! -e asked ]; then
+if [ -s "$work/setup" ] && [ ! -e asked ]; then
     set -- 125 setup "$(how_setup_ended)"
     printf '%s\n' "cloudjob: $SLURMD_NODENAME: $3"
 fi

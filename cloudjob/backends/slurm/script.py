@@ -122,7 +122,9 @@ def _setup_script(node: NodeText) -> str:
     setup = "".join(f"{line}\n" for line in node.setup)
     if setup:
         setup = f"{_BEFORE_SETUP}{setup}trap - DEBUG\n"
-    return f'{exports}{setup}exec /bin/sh "$cloudjob_here/{START_SCRIPT}"\n'
+    # The output of the entry goes to the log wherever ``setup`` has sent its own.
+    output = '</dev/null >>"$cloudjob_here/node-$cloudjob_index.log" 2>&1'
+    return f'{exports}{setup}exec /bin/sh "$cloudjob_here/{START_SCRIPT}" {output}\n'
 
 
 def _start_script(node: NodeText) -> str:

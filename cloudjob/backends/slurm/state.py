@@ -77,6 +77,7 @@ _WAITING_REASONS = (
     ("Resources", "waits for free nodes"),
     ("Priority", "waits behind jobs of higher priority"),
     ("BeginTime", "waits for its start time"),
+    ("DependencyNeverSatisfied", "never starts, as a job that it waits for has failed"),
     ("Dependency", "waits for another job"),
     ("Reservation", "waits for its reservation"),
     ("Licenses", "waits for a licence"),

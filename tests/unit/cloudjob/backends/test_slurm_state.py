@@ -56,6 +56,11 @@ def test_jobs_of_others_and_steps_are_skipped():
     ("slurm_state", "reason", "native"),
     [
         ("PENDING", "Resources", "PENDING (Resources: waits for free nodes)"),
+        (
+            "PENDING",
+            "DependencyNeverSatisfied",
+            "PENDING (DependencyNeverSatisfied: never starts, as a job",
+        ),
         ("PENDING", "Priority", "PENDING (Priority: waits behind jobs of higher priority)"),
         ("PENDING", "QOSMaxJobsPerUserLimit", "PENDING (QOSMaxJobsPerUserLimit: its QOS has"),
         ("PENDING", "AssocGrpNodeLimit", "PENDING (AssocGrpNodeLimit: its account has reached"),

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudjob.errors import PackageError
-from cloudjob.package import explain, scan
+from cloudjob.package import explain, revision, scan
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
 
@@ -345,11 +345,43 @@ def test_files_that_git_tracks_are_packed_although_a_rule_ignores_them(tmp_path:
     assert explain(top, "a.bin").rule == "git tracks it, although .gitignore:1: *.bin"
     assert explain(top, "out/other.txt").rule == ".gitignore:2: /out/"
     assert packed_by_cloudjob(top / "job") == {"b.bin"}
+    if os.getuid() == 0:
+        # As of a project that a container mounts: git refuses a repository of another user.
+        for path in (top, *top.rglob("*")):
+            os.chown(path, 12345, -1)
+        assert explain(top, "a.bin").is_packed
+
+
+@needs_git
+def test_a_repository_in_the_source_has_only_its_own_rules(tmp_path: Path, home: Path):
+    """As in git: the rules around a submodule or a clone do not apply to the files in it."""
+    top = tmp_path / "top"
+    write(home / ".config" / "git" / "ignore", "/mine\n*.MINE\n")
+    for folder in (top, top / "clone", top / "out" / "module"):
+        git(tmp_path, "init", "-q", str(folder))
+        for name in ("a.bin", "b.log", "mine", "deep/mine", "x.mine"):
+            write(folder / name)
+        git(folder, "add", "--force", "a.bin")
+    identity = ("-c", "user.name=me", "-c", "user.email=me@example.com")
+    git(top / "out" / "module", *identity, "commit", "-qm", "first")
+    git(top, "add", "out/module")
+    write(top / ".gitignore", "*.bin\n/out/\n")
+    write(top / "clone" / ".gitignore", "*.log\n")
+    # Any number but 0 means yes.
+    git(top / "clone", "config", "core.ignoreCase", "2")
+    write(top / "broken" / ".git" / "config")
+    write(top / "broken" / "c.bin")
+
+    assert packed_by_cloudjob(top) == {
+        *(".gitignore", "a.bin", "b.log", "deep/mine", "x.mine"),
+        *("clone/.gitignore", "clone/a.bin", "clone/deep/mine"),
+        *("out/module/a.bin", "out/module/b.log", "out/module/deep/mine", "out/module/x.mine"),
+    }
 
 
 @needs_git
 def test_a_repository_in_the_source_cannot_name_a_program_to_run(tmp_path: Path):
-    """Git runs the program in ``core.fsmonitor`` of a repository before it lists files."""
+    """Git runs ``core.fsmonitor`` before it lists files, and fetches what a sparse index lacks."""
     seen = tmp_path / "seen"
     program = write(tmp_path / "program", f"#!/bin/sh\ntouch {seen}\n")
     program.chmod(0o755)
@@ -357,9 +389,26 @@ def test_a_repository_in_the_source_cannot_name_a_program_to_run(tmp_path: Path)
     git(tmp_path, "init", "-q", str(inner))
     write(inner / "a")
     git(inner, "add", "a")
-    git(inner, "config", "core.fsmonitor", str(program))
+    write(inner / "folder" / "b")
+    git(inner, "add", "folder")
+    identity = ("-c", "user.name=me", "-c", "user.email=me@example.com")
+    git(inner, *identity, "commit", "-qm", "first")
+    lost = git(inner, "rev-parse", "HEAD:folder").decode().strip()
+    git(inner, "sparse-checkout", "set", "--cone", "--sparse-index", "none")
+    (inner / ".git" / "objects" / lost[:2] / lost[2:]).unlink()
+    git(tmp_path, "init", "-q", "--bare", str(tmp_path / "remote"))
+    for name, value in {
+        "core.fsmonitor": program,
+        "core.repositoryFormatVersion": 1,
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": tmp_path / "remote",
+        "remote.origin.uploadpack": program,
+    }.items():
+        git(inner, "config", name, str(value))
 
     assert packed_by_cloudjob(tmp_path / "source") == {"inner/a"}
+    assert revision.of_source(inner) is not None
     assert not seen.exists()
 
 
