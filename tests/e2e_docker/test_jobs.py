@@ -91,6 +91,7 @@ def test_ranks_on_several_nodes_connect_through_ssh(cloud, nodes, procs):
         assert value["MA_CURRENT_IP"] == value["address"]
 
 
+@pytest.mark.surroundings
 def test_the_example_trains_on_two_nodes(cloud, examples_image):
     done = cloud.run(
         *("submit", "--backend", "docker", "--nodes", "2", "--image", examples_image),
@@ -102,6 +103,7 @@ def test_the_example_trains_on_two_nodes(cloud, examples_image):
     assert cloud.run("outputs", done.job).out == b"model/digits.npz\n"
 
 
+@pytest.mark.surroundings
 def test_secrets_and_unusual_bytes_reach_every_rank(cloud):
     """Secrets and values that are not UTF-8 arrive unchanged; no metadata contains the secret."""
     cloud.environ["TOKEN"] = b"s3cr3t \xff =;'"
@@ -253,6 +255,7 @@ def test_many_lines_arrive_once_and_in_order(cloud):
         assert lines == [b"%d" % i for i in range(20_000)]
 
 
+@pytest.mark.surroundings
 def test_a_failing_script_sets_the_exit_code_and_is_named(cloud):
     cloud.script("""\
         import os, sys

@@ -92,9 +92,16 @@ class RealJob:
 
 
 @pytest.fixture(params=["volcano", "mpi-operator"])
-def lab(request: pytest.FixtureRequest, real_node: RealNode, tmp_path: Path) -> RealLab:
+def lab(
+    request: pytest.FixtureRequest,
+    real_node: RealNode,
+    tmp_path: Path,
+    surround: Callable[[RealLab], None],
+) -> RealLab:
     """A namespace on the cluster with a real node, once with each of two operators."""
-    return new_lab(real_node, tmp_path, request.param)
+    lab = new_lab(real_node, tmp_path, request.param)
+    surround(lab)
+    return lab
 
 
 @pytest.fixture
@@ -111,6 +118,7 @@ def new_lab(real_node: RealNode, folder: Path, engine: str) -> RealLab:
 LAST_PHASES = {"volcano": ("Completed", "Failed"), "mpi-operator": ("Succeeded", "Failed")}
 
 
+@pytest.mark.surroundings
 def test_a_real_kubelet_sets_up_a_pod_as_its_manifest_describes(
     lab: RealLab, until: Callable[..., None]
 ):

@@ -78,6 +78,7 @@ def test_a_job_that_ran_here_runs_there_with_another_backend(cloud):
     assert [p.name for p in (cloud.folder / "fetched").rglob("*.npz")] == ["digits.npz"]
 
 
+@pytest.mark.surroundings
 def test_the_job_file_of_all_backends_runs_here(cloud):
     """``tests.support.portable_job``, which also runs on the other backends."""
     for backend in ("process", "slurm"):
@@ -168,6 +169,7 @@ def test_a_command_runs_on_each_node_as_a_rank_would(cloud):
     assert cloud.run("wait", job).code == 0
 
 
+@pytest.mark.surroundings
 def test_the_exact_variables_and_secrets_reach_every_rank(cloud):
     """No script, command line or log of Slurm contains a secret."""
     values = {"BLANK": " a b ", "QUOTES": '"it\'s" $HOME `id` \\', "NEWLINE": "a\nb", "EMPTY": ""}
@@ -209,6 +211,7 @@ if rank == 0:
     assert not {"env", "ssh-key", "ssh-key.pub"} & names
 
 
+@pytest.mark.surroundings
 def test_a_failed_rank_is_named(cloud):
     """Commands exit with the rank's exit code, and the status names the rank and its node."""
     cloud.write("train.py", PRELUDE + "if rank == 3: sys.exit(7)\nawait_file('never')\n")

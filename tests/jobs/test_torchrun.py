@@ -36,6 +36,7 @@ def submit(cloud):
     return run
 
 
+@pytest.mark.surroundings
 def test_ranks_of_all_nodes_form_one_world(cloud, submit):
     """An allreduce is right, each rank has its own log, and arguments arrive unchanged."""
     done = submit(

@@ -12,6 +12,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -36,18 +37,30 @@ _PROFILES = (
 
 
 class CommandLine(Protocol):
-    """The command line of whole-job tests, which a surrounding changes."""
+    """The command line of whole-job tests, which a surrounding changes.
+
+    Args:
+        python: The interpreter of the laptop half; empty for the program beside the tests' own.
+        groups: Further groups of an ordinary user.
+    """
 
     folder: Path
     python: str
     prefix: tuple[str, ...]
     environ: dict[str, str | bytes]
-    has_own_processes: bool
+    groups: tuple[int, ...]
 
     @property
-    def home(self) -> Path: ...
+    def store(self) -> Path: ...
 
     def chown_to(self, user: int) -> None: ...
+
+
+def words(line: CommandLine) -> tuple[str, ...]:
+    """Return the words that start cloudjob."""
+    module = (line.python, "-m", "cloudjob.cli")
+    program = (str(Path(sys.executable).parent / "cloudjob"),)
+    return (*line.prefix, *(module if line.python else program))
 
 
 class Surrounding(NamedTuple):
@@ -73,7 +86,7 @@ def _shell_before(text: str, *arguments: str) -> tuple[str, ...]:
 
 
 def _ordinary_user(line: CommandLine) -> None:
-    line.python, line.prefix = python_of_user()[0], as_user()
+    line.python, line.prefix = python_of_user()[0], as_user(*line.groups)
     line.chown_to(USER)
 
 
@@ -95,10 +108,8 @@ def _long_tmpdir(line: CommandLine) -> None:
     line.environ["TMPDIR"] = str(path)
 
 
-def _locale(values: dict[str, str], line: CommandLine) -> None:
-    for name in ("LANG", "LC_ALL", "LC_CTYPE"):
-        line.environ.pop(name, None)
-    line.environ.update(values)
+def _locale(assignments: tuple[str, ...], line: CommandLine) -> None:
+    line.prefix = ("env", "-u", "LANG", "-u", "LC_ALL", "-u", "LC_CTYPE", *assignments)
 
 
 def _umask(mask: str, line: CommandLine) -> None:
@@ -110,13 +121,13 @@ def _noisy_shell(shell: str, line: CommandLine) -> None:
         path = line.folder / "user" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_NOISE.replace(">&2", "") if "csh" in name or "login" in name else _NOISE)
-    line.environ["SHELL"] = str(shutil.which(shell))
+    line.environ.update(HOME=str(line.folder / "user"), SHELL=str(shutil.which(shell)))
 
 
 def _store_without_locks(line: CommandLine) -> None:
     """Give the store a file system without locks, hard links and unnamed files."""
     lacks = ("no-locks=37", "no-links", "no-tmpfile")
-    line.environ.update(limited_files(line.home / "store", *lacks))
+    line.environ.update(limited_files(line.store, *lacks))
 
 
 def _python_here(version: str, line: CommandLine) -> None:
@@ -124,7 +135,9 @@ def _python_here(version: str, line: CommandLine) -> None:
 
 
 def _python_of_nodes(version: str, line: CommandLine) -> None:
-    write_config(line.folder, f"process:\n  python: {_python(version)}\n")
+    key = f"  python: {_python(version)}\n"
+    write_config(line.folder, f"process:\n{key}slurm:\n{key}")
+    line.environ["HOME"] = str(line.folder / "user")
 
 
 def write_config(folder: Path, text: str) -> None:
@@ -200,8 +213,8 @@ TABLE = (
     Surrounding("ordinary-user", _ordinary_user, lambda: _no_root() or python_of_user()[1]),
     Surrounding("hosts-127.0.1.1", _hosts_of_debian, partial(_no_namespace, "--mount", _BIND)),
     Surrounding("long-tmpdir-with-spaces", _long_tmpdir),
-    Surrounding("lang-c", partial(_locale, {"LANG": "C", "LC_ALL": "C"})),
-    Surrounding("no-lang", partial(_locale, {})),
+    Surrounding("lang-c", partial(_locale, ("LANG=C", "LC_ALL=C"))),
+    Surrounding("no-lang", partial(_locale, ())),
     Surrounding("umask-077", partial(_umask, "077")),
     Surrounding("umask-000", partial(_umask, "000")),
     *(
@@ -232,6 +245,37 @@ TABLE = (
     Surrounding("tls-store", fixture="tls_store"),
 )
 
+_FRAMEWORK = {
+    "nodes-python": "the nodes' Python is the one that has the framework",
+    "ordinary-user": "the framework is in a folder of root",
+}
+_APART = {
+    "ipv6": "the nodes are machines with networks of their own",
+    "virtual-bridge": "the nodes are machines with networks of their own",
+    "tls-store": "this store listens on loopback, which other machines do not reach",
+}
+_IMAGE = {"nodes-python": "the nodes' Python is the one of their image", **_APART}
+# For each part of the tests, the rows that mean nothing there, and why.
+_UNSUITABLE = {
+    **{
+        f"tests/jobs/test_{name}.py": _FRAMEWORK
+        for name in ("torchrun", "horovod", "mindspore", "tensorflow", "mpich")
+    },
+    "tests/e2e_docker/": _IMAGE,
+    "tests/e2e_kube/": {
+        "ordinary-user": "the API server's certificate is in a folder of root",
+        **_IMAGE,
+    },
+    "tests/e2e_slurm/": {
+        "hosts": "the login node's file has the names of the nodes",
+        **_APART,
+    },
+    "tests/e2e_console/": {
+        "ordinary-user": "the state folder is that of root's other jobs",
+        **_APART,
+    },
+}
+
 
 # -- choosing a row -------------------------------------------------------------------------------
 
@@ -241,26 +285,42 @@ def of_today() -> str:
     return os.environ.setdefault(VARIABLE, datetime.date.today().isoformat())
 
 
-def choose(test: str, *, needs_own_folder: bool) -> Surrounding | None:
+def choose(test: str, *, has_own_folder: bool = False) -> Surrounding | None:
     """Return the row for a test; None for the usual surroundings.
 
     Args:
-        needs_own_folder: Whether the test uses a folder that another user cannot reach.
+        has_own_folder: Whether the test uses a folder that another user cannot reach.
     """
     chosen = of_today()
     if chosen == "none":
         return None
-    by_name = {row.name: row for row in TABLE}
-    if chosen in by_name:
-        row = by_name[chosen]
-        return None if row.missing() else row
+    why_not = {row.name: row.missing() or unsuitable(test, row.name) for row in TABLE}
+    if has_own_folder:
+        why_not[TABLE[0].name] = "the test uses a folder that only root can reach"
+    rows = [row for row in TABLE if not why_not[row.name]]
+    if chosen in why_not:
+        if why_not[chosen]:
+            pytest.skip(f"not in the surroundings {chosen}: {why_not[chosen]}")
+        return next(row for row in rows if row.name == chosen)
     try:
         day = datetime.date.fromisoformat(chosen).toordinal()
     except ValueError:
-        allowed = f"none, a date, or one of {', '.join(by_name)}"
+        allowed = f"none, a date, or one of {', '.join(why_not)}"
         raise pytest.UsageError(f"{VARIABLE}={chosen}: no such row ({allowed})") from None
-    rows = [row for row in TABLE if not (row.missing() or (needs_own_folder and row == TABLE[0]))]
     return rows[(day + zlib.crc32(test.encode())) % len(rows)]
+
+
+def unsuitable(test: str, row: str) -> str:
+    """Return why a row means nothing to a test; empty if it does."""
+    return next(
+        (
+            why
+            for part, reasons in _UNSUITABLE.items()
+            for start, why in reasons.items()
+            if test.startswith(part) and row.startswith(start)
+        ),
+        "",
+    )
 
 
 def header() -> list[str]:

@@ -16,11 +16,16 @@ USER = 1000
 _PTH = "import site; site.addsitedir({folder!r})\n"
 
 
-def as_user() -> tuple[str, ...]:
-    """Return the command before another one that runs it as an ordinary user; empty if we are."""
+def as_user(*groups: int) -> tuple[str, ...]:
+    """Return the command before another one that runs it as an ordinary user; empty if we are.
+
+    Args:
+        groups: The user's further groups.
+    """
     if os.geteuid() != 0:
         return ()
-    return ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs")
+    more = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
+    return ("setpriv", f"--reuid={USER}", f"--regid={USER}", more, "--no-new-privs")
 
 
 @functools.cache
