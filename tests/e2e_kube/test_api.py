@@ -227,7 +227,6 @@ def test_the_engine_defaults_to_one_that_the_cluster_has(lab: Lab):
 # -- a job's life ---------------------------------------------------------------------------------
 
 
-@pytest.mark.surroundings
 def test_a_job_is_followed_from_submission_to_end_and_removed(lab: Lab, until: Callable[..., None]):
     """The job is pending, running and ended; the log of each node arrives; `rm` leaves nothing."""
     job = lab.submit("-n", "2")

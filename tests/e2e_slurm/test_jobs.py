@@ -78,7 +78,6 @@ def test_a_job_that_ran_here_runs_there_with_another_backend(cloud):
     assert [p.name for p in (cloud.folder / "fetched").rglob("*.npz")] == ["digits.npz"]
 
 
-@pytest.mark.surroundings
 def test_the_job_file_of_all_backends_runs_here(cloud):
     """``tests.support.portable_job``, which also runs on the other backends."""
     for backend in ("process", "slurm"):

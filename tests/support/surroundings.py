@@ -254,7 +254,13 @@ _APART = {
     "virtual-bridge": "the nodes are machines with networks of their own",
     "tls-store": "this store listens on loopback, which other machines do not reach",
 }
-_IMAGE = {"nodes-python": "the nodes' Python is the one of their image", **_APART}
+_NO_SHELL = {"noisy": "no login shell starts"}
+_IMAGE = {
+    "nodes-python": "the nodes' Python is the one of their image",
+    "hosts": "the nodes have names of their own",
+    **_NO_SHELL,
+    **_APART,
+}
 # For each part of the tests, the rows that mean nothing there, and why.
 _UNSUITABLE = {
     **{
@@ -272,7 +278,10 @@ _UNSUITABLE = {
     },
     "tests/e2e_console/": {
         "ordinary-user": "the state folder is that of root's other jobs",
-        **_APART,
+        **_NO_SHELL,
+        "ipv6": "the browser is outside of this network",
+        "virtual-bridge": "the browser is outside of this network",
+        "tls-store": "the state folder has a store of its own",
     },
 }
 
