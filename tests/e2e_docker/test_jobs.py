@@ -91,7 +91,6 @@ def test_ranks_on_several_nodes_connect_through_ssh(cloud, nodes, procs):
         assert value["MA_CURRENT_IP"] == value["address"]
 
 
-@pytest.mark.surroundings
 def test_the_example_trains_on_two_nodes(cloud, examples_image):
     done = cloud.run(
         *("submit", "--backend", "docker", "--nodes", "2", "--image", examples_image),

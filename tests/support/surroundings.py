@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import pytest
 
 from tests.support.machines import limited_files
-from tests.support.users import USER, as_user, python_of_user
+from tests.support.users import USER, as_user, has_name, python_of_user
 
 VARIABLE = "CLOUDJOB_TEST_SURROUNDINGS"
 # Interpreters: pyenv's, and environments with our packages that ``scripts/pythons`` creates.
@@ -245,16 +245,17 @@ TABLE = (
     Surrounding("tls-store", fixture="tls_store"),
 )
 
+_NO_SHELL = {"noisy": "no login shell starts"}
 _FRAMEWORK = {
     "nodes-python": "the nodes' Python is the one that has the framework",
     "ordinary-user": "the framework is in a folder of root",
+    **_NO_SHELL,
 }
 _APART = {
     "ipv6": "the nodes are machines with networks of their own",
     "virtual-bridge": "the nodes are machines with networks of their own",
     "tls-store": "this store listens on loopback, which other machines do not reach",
 }
-_NO_SHELL = {"noisy": "no login shell starts"}
 _IMAGE = {
     "nodes-python": "the nodes' Python is the one of their image",
     "hosts": "the nodes have names of their own",
@@ -274,6 +275,7 @@ _UNSUITABLE = {
     },
     "tests/e2e_slurm/": {
         "hosts": "the login node's file has the names of the nodes",
+        **({} if has_name() else {"ordinary-user": "Slurm refuses a user without a name"}),
         **_APART,
     },
     "tests/e2e_console/": {

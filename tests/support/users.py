@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,15 @@ def as_user(*groups: int) -> tuple[str, ...]:
         return ()
     more = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
     return ("setpriv", f"--reuid={USER}", f"--regid={USER}", more, "--no-new-privs")
+
+
+def has_name() -> bool:
+    """Whether this machine has a name for the ordinary user."""
+    try:
+        pwd.getpwuid(USER)
+    except KeyError:
+        return False
+    return True
 
 
 @functools.cache
