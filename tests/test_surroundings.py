@@ -41,3 +41,38 @@ def test_a_row_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch):
 
     with pytest.raises(pytest.UsageError, match="umask-7777"):
         surroundings.choose("a test")
+
+
+def test_a_failed_test_names_its_surroundings(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(VARIABLE, "umask-077")
+    request.applymarker(pytest.mark.surroundings)
+    request.getfixturevalue("surround")
+    call = pytest.CallInfo.from_call(lambda: pytest.fail("as planned"), "call")
+    report = request.node.ihook.pytest_runtest_makereport(item=request.node, call=call)
+
+    repeat = f"umask-077; to repeat: {VARIABLE}=umask-077 scripts/test '{request.node.nodeid}'"
+    assert ("surroundings", repeat) in report.sections
+
+
+@pytest.mark.parametrize(
+    ("test", "row", "why"),
+    [
+        ("tests/e2e_docker/test_jobs.py::test_x", "nodes-python-3.8", "the one of their image"),
+        ("tests/jobs/test_torchrun.py::test_x", "nodes-python-3.8", "the framework"),
+        ("tests/jobs/test_success.py::test_x", "umask-077", ""),
+    ],
+)
+def test_a_row_that_means_nothing_to_a_test_says_why(
+    monkeypatch: pytest.MonkeyPatch, test: str, row: str, why: str
+):
+    monkeypatch.setenv(VARIABLE, row)
+    try:
+        chosen = surroundings.choose(test)
+    except pytest.skip.Exception as skipped:
+        assert why
+        assert why in str(skipped)
+    else:
+        assert not why
+        assert chosen is not None

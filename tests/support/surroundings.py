@@ -305,7 +305,7 @@ def choose(test: str, *, has_own_folder: bool = False) -> Surrounding | None:
     chosen = of_today()
     if chosen == "none":
         return None
-    why_not = {row.name: row.missing() or unsuitable(test, row.name) for row in TABLE}
+    why_not = {row.name: unsuitable(test, row.name) or row.missing() for row in TABLE}
     if has_own_folder:
         why_not[TABLE[0].name] = "the test uses a folder that only root can reach"
     rows = [row for row in TABLE if not why_not[row.name]]
