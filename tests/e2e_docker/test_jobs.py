@@ -254,7 +254,6 @@ def test_many_lines_arrive_once_and_in_order(cloud):
         assert lines == [b"%d" % i for i in range(20_000)]
 
 
-@pytest.mark.surroundings
 def test_a_failing_script_sets_the_exit_code_and_is_named(cloud):
     cloud.script("""\
         import os, sys

@@ -210,7 +210,6 @@ if rank == 0:
     assert not {"env", "ssh-key", "ssh-key.pub"} & names
 
 
-@pytest.mark.surroundings
 def test_a_failed_rank_is_named(cloud):
     """Commands exit with the rank's exit code, and the status names the rank and its node."""
     cloud.write("train.py", PRELUDE + "if rank == 3: sys.exit(7)\nawait_file('never')\n")
