@@ -153,6 +153,7 @@ def laptop_folder(tmp_path: Path, surrounding: surroundings.Surrounding | None) 
         yield tmp_path
         return
     with tempfile.TemporaryDirectory(prefix="cj-", dir=folders.ROOT) as folder:
+        Path(folder).chmod(0o755)
         yield Path(folder)
 
 

@@ -85,7 +85,16 @@ def _shell_before(text: str, *arguments: str) -> tuple[str, ...]:
 # -- what each row does ---------------------------------------------------------------------------
 
 
+def _home(line: CommandLine) -> Path:
+    """Give the user a home folder, and return it."""
+    folder = line.folder / "user"
+    folder.mkdir(exist_ok=True)
+    line.environ["HOME"] = str(folder)
+    return folder
+
+
 def _ordinary_user(line: CommandLine) -> None:
+    _home(line)
     line.python, line.prefix = python_of_user()[0], as_user(*line.groups)
     line.chown_to(USER)
 
@@ -117,11 +126,12 @@ def _umask(mask: str, line: CommandLine) -> None:
 
 
 def _noisy_shell(shell: str, line: CommandLine) -> None:
+    home = _home(line)
     for name in _PROFILES:
-        path = line.folder / "user" / name
+        path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_NOISE.replace(">&2", "") if "csh" in name or "login" in name else _NOISE)
-    line.environ.update(HOME=str(line.folder / "user"), SHELL=str(shutil.which(shell)))
+    line.environ["SHELL"] = str(shutil.which(shell))
 
 
 def _store_without_locks(line: CommandLine) -> None:
@@ -135,9 +145,9 @@ def _python_here(version: str, line: CommandLine) -> None:
 
 
 def _python_of_nodes(version: str, line: CommandLine) -> None:
+    _home(line)
     key = f"  python: {_python(version)}\n"
     write_config(line.folder, f"process:\n{key}slurm:\n{key}")
-    line.environ["HOME"] = str(line.folder / "user")
 
 
 def write_config(folder: Path, text: str) -> None:
