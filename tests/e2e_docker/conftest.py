@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ from tests.support import containers, surroundings
 from tests.support.containers import build_on
 from tests.support.polling import Followed, poll
 
-BIN = Path(sys.executable).parent
 _SOCKET = Path("/var/run/docker.sock")
 # The longest wait by the rules, which is rare: 60 s for the head to end when a worker is lost, its
 # grace period of 10 s, 20 s and then 60 s for its record. The rest is for starting commands on a

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 import urllib.error
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ from tests.support.kube_cluster import MERGE, Cluster, Log
 from tests.support.newer_jobs import NewerCluster, NewerJobs
 from tests.support.polling import Followed, poll
 
-BIN = Path(sys.executable).parent
 LIMIT_S = 180.0
 RESOURCES = {
     "volcano": "/apis/batch.volcano.sh/v1alpha1/namespaces/{}/jobs",

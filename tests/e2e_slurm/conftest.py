@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ import pytest
 from tests.support import slurm, surroundings
 from tests.support.slurm import Slurm
 
-BIN = Path(sys.executable).parent
 LIMIT_S = 120.0
 _NUMBERS = itertools.count()
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
