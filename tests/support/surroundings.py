@@ -77,9 +77,19 @@ class Surrounding(NamedTuple):
     fixture: str = ""
 
 
+# Full paths, as some tests have a PATH with their own programs only.
+_ENV, _SH, _UNSHARE = "/usr/bin/env", "/bin/sh", "/usr/bin/unshare"
+
+
 def _shell_before(text: str, *arguments: str) -> tuple[str, ...]:
     """Return the command before another one that first runs a text in a shell."""
-    return ("sh", "-ec", f'{text}\nexec "$@"', "sh", *arguments)
+    return (_SH, "-ec", f'{text}\nexec "$@"', "sh", *arguments)
+
+
+def _apart(kind: str, text: str) -> tuple[str, ...]:
+    """Return the command before another one that runs it in a namespace that a text prepares."""
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return (_UNSHARE, kind, *_shell_before(f"(PATH={path}\n{text})"))
 
 
 # -- what each row does ---------------------------------------------------------------------------
@@ -103,8 +113,7 @@ def _hosts_of_debian(line: CommandLine) -> None:
     """Resolve the machine's own name to 127.0.1.1, as the installer of Debian and Ubuntu does."""
     path = line.folder / "etc-hosts"
     path.write_text(f"127.0.0.1 localhost\n127.0.1.1 {os.uname().nodename}\n::1 localhost\n")
-    mount = _shell_before(f"mount --bind '{path}' /etc/hosts")
-    line.prefix = ("unshare", "--mount", *mount)
+    line.prefix = _apart("--mount", f"mount --bind '{path}' /etc/hosts")
 
 
 # Shows whether this user may replace the hosts file.
@@ -118,7 +127,7 @@ def _long_tmpdir(line: CommandLine) -> None:
 
 
 def _locale(assignments: tuple[str, ...], line: CommandLine) -> None:
-    line.prefix = ("env", "-u", "LANG", "-u", "LC_ALL", "-u", "LC_CTYPE", *assignments)
+    line.prefix = (_ENV, "-u", "LANG", "-u", "LC_ALL", "-u", "LC_CTYPE", *assignments)
 
 
 def _umask(mask: str, line: CommandLine) -> None:
@@ -158,7 +167,7 @@ def write_config(folder: Path, text: str) -> None:
 
 
 def _networks(text: str, line: CommandLine) -> None:
-    line.prefix = ("unshare", "--net", *_shell_before(text))
+    line.prefix = _apart("--net", text)
 
 
 _IPV6 = """\
@@ -193,8 +202,10 @@ def _no_program(name: str) -> str:
 @functools.cache
 def _no_namespace(kind: str, text: str) -> str:
     """Return why a text cannot run in a new namespace; empty if it can."""
-    command = ("unshare", kind, *_shell_before(text), "true")
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run([*_apart(kind, text), "true"], capture_output=True, text=True)
+    except OSError as error:
+        return str(error)
     return "" if done.returncode == 0 else done.stderr.strip() or "no namespaces"
 
 
