@@ -23,13 +23,7 @@ def image(with_entry):
     return with_entry(os.environ["CLOUDJOB_TEST_MINDSPORE_IMAGE"])
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param("msrun", marks=pytest.mark.surroundings),
-        *("dynamic-cluster", "mindspore-mpi"),
-    ],
-)
+@pytest.mark.parametrize("launcher", ["msrun", "dynamic-cluster", "mindspore-mpi"])
 def test_the_quick_start_runs_in_containers(cloud, image, launcher):
     """On two nodes with their own addresses, all ranks have the same, falling losses."""
     options = ("--config", EXAMPLE / "job.yaml", "--source", EXAMPLE, "--image", image)

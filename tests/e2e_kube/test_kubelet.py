@@ -92,16 +92,9 @@ class RealJob:
 
 
 @pytest.fixture(params=["volcano", "mpi-operator"])
-def lab(
-    request: pytest.FixtureRequest,
-    real_node: RealNode,
-    tmp_path: Path,
-    surround: Callable[[RealLab], None],
-) -> RealLab:
+def lab(request: pytest.FixtureRequest, real_node: RealNode, tmp_path: Path) -> RealLab:
     """A namespace on the cluster with a real node, once with each of two operators."""
-    lab = new_lab(real_node, tmp_path, request.param)
-    surround(lab)
-    return lab
+    return new_lab(real_node, tmp_path, request.param)
 
 
 @pytest.fixture
@@ -118,7 +111,6 @@ def new_lab(real_node: RealNode, folder: Path, engine: str) -> RealLab:
 LAST_PHASES = {"volcano": ("Completed", "Failed"), "mpi-operator": ("Succeeded", "Failed")}
 
 
-@pytest.mark.surroundings
 def test_a_real_kubelet_sets_up_a_pod_as_its_manifest_describes(
     lab: RealLab, until: Callable[..., None]
 ):
