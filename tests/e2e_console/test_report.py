@@ -9,16 +9,15 @@ import pytest
 from selenium import webdriver
 
 from tests.e2e_console.test_console import TRAIN
-from tests.support.browser import Laptop, run
+from tests.support.browser import run
 from tests.support.polling import poll
 
 pytestmark = pytest.mark.browser
 _LIMIT_BYTES = 6_000_000
 
 
-@pytest.mark.surroundings
 def test_a_report_is_one_file_that_shows_why_the_job_failed(
-    home: Path, tmp_path: Path, laptop: Laptop, driver: webdriver.Chrome
+    home: Path, tmp_path: Path, driver: webdriver.Chrome
 ):
     source = tmp_path / "source"
     source.mkdir()
@@ -35,8 +34,8 @@ def test_a_report_is_one_file_that_shows_why_the_job_failed(
         "3",
         "--fail",
     )
-    assert run(home, "submit", *arguments, cwd=source, laptop=laptop).returncode == 1
-    done = run(home, "report", "reported", "--to", tmp_path / "report.html", laptop=laptop)
+    assert run(home, "submit", *arguments, cwd=source).returncode == 1
+    done = run(home, "report", "reported", "--to", tmp_path / "report.html")
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())
     assert path.stat().st_size < _LIMIT_BYTES
@@ -59,7 +58,7 @@ def test_a_report_is_one_file_that_shows_why_the_job_failed(
     assert prepared == [1, None, None]
     assert [url for url in loaded if not url.startswith(("blob:", "data:"))] == []
 
-    done = run(home, "report", "reported", "--png", "--to", tmp_path / "report.png", laptop=laptop)
+    done = run(home, "report", "reported", "--png", "--to", tmp_path / "report.png")
     assert done.returncode == 0, done.stderr
     data = (tmp_path / "report.png").read_bytes()
     width, height = struct.unpack(">8x4x4xII", data[:24])
