@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +50,15 @@ def pytest_report_header() -> list[str]:
     return surroundings.header()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Reset the signal dispositions: under nohup or `&`, some signals are ignored.
 
     Every process that a test starts would inherit them.
     """
+    config.addinivalue_line(
+        "markers",
+        "surroundings: runs in the surroundings of the day (tests/support/surroundings.py)",
+    )
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
@@ -92,6 +98,63 @@ def _restore_signal_handlers() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that are marked as long first."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    for item in items:
+        if item.get_closest_marker("surroundings") and "surround" not in item.fixturenames:
+            raise pytest.UsageError(f"{item.nodeid}: no fixture gives it surroundings")
+
+
+# The name of the row of the table of surroundings that a test has got.
+_CHOSEN = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport]:
+    """Name the surroundings of a failed test."""
+    report = yield
+    chosen = item.stash.get(_CHOSEN, None)
+    if report.failed and chosen:
+        again = f"{surroundings.VARIABLE}={chosen} scripts/test '{item.nodeid}'"
+        report.sections.append(("surroundings", f"{chosen}; to repeat: {again}"))
+    return report
+
+
+@pytest.fixture
+def surrounding(request: pytest.FixtureRequest) -> surroundings.Surrounding | None:
+    """The row of the table of surroundings for this test; None for the usual ones."""
+    item = request.node
+    if item.get_closest_marker("surroundings") is None:
+        return None
+    has_own_folder = "tmp_path" in inspect.signature(item.function).parameters
+    row = surroundings.choose(item.nodeid, has_own_folder=has_own_folder)
+    if row:
+        item.stash[_CHOSEN] = row.name
+    return row
+
+
+@pytest.fixture
+def surround(
+    request: pytest.FixtureRequest, surrounding: surroundings.Surrounding | None
+) -> Callable[[surroundings.CommandLine], None]:
+    """Return a function that gives a command line the surroundings of this test."""
+
+    def surround(line: surroundings.CommandLine) -> None:
+        if surrounding and surrounding.fixture:
+            line.environ.update(request.getfixturevalue(surrounding.fixture))
+        if surrounding:
+            surrounding.apply(line)
+
+    return surround
+
+
+@pytest.fixture
+def laptop_folder(tmp_path: Path, surrounding: surroundings.Surrounding | None) -> Iterator[Path]:
+    """A folder for a command line that its user can reach."""
+    if surrounding != surroundings.TABLE[0]:
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="cj-", dir=folders.ROOT) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 _WHOLE_FILES = (

@@ -222,6 +222,8 @@ def _unpack(archive: Path, folder: Path) -> None:
         try:
             unpacked.rename(folder)
         except OSError:
+            if not folder.is_dir():
+                raise
             if not _is_whole(folder):
                 folder.rename(Path(scratch, "damaged"))
                 unpacked.rename(folder)

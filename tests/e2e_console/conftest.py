@@ -17,7 +17,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
-from tests.support.browser import CLOUDJOB, Page
+from tests.support import surroundings
+from tests.support.browser import Laptop, Page
 from tests.support.polling import poll
 
 _AXE = "4.14.1"
@@ -33,7 +34,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start_console(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
+def laptop(home: Path, tmp_path: Path, surround: Callable[[Laptop], None]) -> Laptop:
+    """What starts cloudjob, in the surroundings of the test."""
+    value = Laptop(tmp_path, home / "store")
+    surround(value)
+    return value
+
+
+@pytest.fixture
+def start_console(tmp_path: Path, laptop: Laptop) -> Iterator[Callable[[Path], str]]:
     """Return a function that starts a console for a state folder and returns its login link."""
     started = []
 
@@ -41,8 +50,8 @@ def start_console(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
         log = tmp_path / f"console-{len(started)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [CLOUDJOB, "console", "--no-open"],
-                env={**os.environ, "CLOUDJOB_HOME": str(home)},
+                [*surroundings.words(laptop), "console", "--no-open"],
+                env={**os.environ, "CLOUDJOB_HOME": str(home), **laptop.environ},
                 stdout=subprocess.DEVNULL,
                 stderr=out,
             )

@@ -22,7 +22,7 @@ from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
 from cloudjob.model.status import Failure, JobState, JobStatus, to_json
 from cloudjob.model.text import size_text
-from tests.support.browser import Page, run
+from tests.support.browser import Laptop, Page, run
 from tests.support.emulator import running
 from tests.support.polling import poll
 
@@ -233,14 +233,15 @@ folder.mkdir()
 """
 
 
+@pytest.mark.surroundings
 def test_outputs_are_browsed_and_downloaded_whatever_their_names(
-    home: Path, tmp_path: Path, open_page: OpenPage
+    home: Path, tmp_path: Path, laptop: Laptop, open_page: OpenPage
 ):
     source = tmp_path / "source"
     source.mkdir()
     (source / "write.py").write_text(WRITE)
     options = ("--name", "written", "--output", "MODEL=", "write.py")
-    done = run(home, "submit", "--json", *options, cwd=source)
+    done = run(home, "submit", "--json", *options, cwd=source, laptop=laptop)
     assert done.returncode == 0, done.stderr
     job = str(json.loads(done.stdout)["job"])
     page = open_page(home)

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +21,11 @@ from typing import Any, BinaryIO
 import docker
 import pytest
 
-from tests.support import containers
+from tests.support import containers, surroundings
 from tests.support.containers import build_on
 from tests.support.polling import Followed, poll
 
-BIN = Path(sys.executable).parent
+_SOCKET = Path("/var/run/docker.sock")
 # The longest wait by the rules, which is rare: 60 s for the head to end when a worker is lost, its
 # grace period of 10 s, 20 s and then 60 s for its record. The rest is for starting commands on a
 # busy machine.
@@ -61,6 +60,8 @@ class Cloud:
     engine: docker.APIClient
     environ: dict[str, str | bytes] = field(default_factory=dict)
     image: str = ""
+    python: str = ""
+    prefix: tuple[str, ...] = ()
     followed: dict[str, Followed] = field(default_factory=dict)
     began: int = field(default_factory=lambda: int(time.time()))
 
@@ -75,6 +76,19 @@ class Cloud:
     def home(self) -> Path:
         return self.folder / "home"
 
+    @property
+    def store(self) -> Path:
+        return self.home / "store"
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The groups of a user who may use the engine."""
+        return (_SOCKET.stat().st_gid,)
+
+    def chown_to(self, user: int) -> None:
+        for path in (self.folder, *self.folder.rglob("*")):
+            os.chown(path, user, user)
+
     def script(self, text: str, name: str = "train.py") -> None:
         (self.source / name).write_text(textwrap.dedent(text))
 
@@ -84,7 +98,7 @@ class Cloud:
         if arguments[0] == "submit" and self.image and "--image" not in arguments:
             arguments = ("submit", "--image", self.image, *arguments[1:])
         return subprocess.Popen(
-            [BIN / "cloudjob", *arguments],
+            [*surroundings.words(self), *arguments],
             cwd=self.source,
             env={**os.environ, "CLOUDJOB_HOME": str(self.home), **self.environ},
             stdin=subprocess.DEVNULL,
@@ -189,9 +203,15 @@ def derive(engine: docker.APIClient, base_image: str) -> Iterator[Callable[..., 
 
 
 @pytest.fixture
-def cloud(tmp_path: Path, engine: docker.APIClient, base_image: str) -> Iterator[Cloud]:
+def cloud(
+    laptop_folder: Path,
+    engine: docker.APIClient,
+    base_image: str,
+    surround: Callable[[Cloud], None],
+) -> Iterator[Cloud]:
     """The command line; the test fails if its jobs leave containers or networks in the engine."""
-    cloud = Cloud(tmp_path / "cloud", engine)
+    cloud = Cloud(laptop_folder / "cloud", engine)
+    surround(cloud)
     yield cloud
     leftovers = cloud.containers(), cloud.networks()
     cloud.clean()

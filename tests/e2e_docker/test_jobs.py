@@ -102,6 +102,7 @@ def test_the_example_trains_on_two_nodes(cloud, examples_image):
     assert cloud.run("outputs", done.job).out == b"model/digits.npz\n"
 
 
+@pytest.mark.surroundings
 def test_secrets_and_unusual_bytes_reach_every_rank(cloud):
     """Secrets and values that are not UTF-8 arrive unchanged; no metadata contains the secret."""
     cloud.environ["TOKEN"] = b"s3cr3t \xff =;'"

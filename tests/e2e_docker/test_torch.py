@@ -26,7 +26,7 @@ def image(with_entry):
 @pytest.mark.parametrize(
     ("launcher", "example", "ranks"),
     [
-        ("torchrun", "torch_digits", 2),
+        pytest.param("torchrun", "torch_digits", 2, marks=pytest.mark.surroundings),
         ("pytorch-modelarts", "torch_digits", 1),
         ("horovod", "horovod_digits", 2),
         ("horovod-gloo", "horovod_digits", 2),

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 import urllib.error
 from collections.abc import Callable, Iterator
@@ -21,12 +20,11 @@ from typing import Any, BinaryIO
 import pytest
 import yaml
 
-from tests.support import operators
+from tests.support import operators, surroundings
 from tests.support.kube_cluster import MERGE, Cluster, Log
 from tests.support.newer_jobs import NewerCluster, NewerJobs
 from tests.support.polling import Followed, poll
 
-BIN = Path(sys.executable).parent
 LIMIT_S = 180.0
 RESOURCES = {
     "volcano": "/apis/batch.volcano.sh/v1alpha1/namespaces/{}/jobs",
@@ -84,12 +82,15 @@ class Lab:
     engine: str = "volcano"
     namespace: str = ""
     image: str = "cloudjob/base:latest"
-    environ: dict[str, str] = field(default_factory=dict)
+    environ: dict[str, str | bytes] = field(default_factory=dict)
+    python: str = ""
+    prefix: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.namespace = self.cluster.namespace()
         self.source.mkdir(parents=True)
-        (self.folder / "store").mkdir()
+        self.store.mkdir()
         (self.source / "train.py").write_text("print('hello')\n")
         self.environ["KUBECONFIG"] = str(self.cluster.kubeconfig(namespace=self.namespace))
         self.environ["CLOUDJOB_HOME"] = str(self.folder / "home")
@@ -99,10 +100,14 @@ class Lab:
     def source(self) -> Path:
         return self.folder / "source"
 
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
     def write(self, **options: Any) -> None:
         """Write the job file; all options but ``mindspore`` go into section ``kubernetes``."""
         sections = {name: options.pop(name) for name in ("mindspore",) if name in options}
-        store = str(self.folder / "store")
+        store = str(self.store)
         volume = {"name": "store", "hostPath": {"path": store}, "mountPath": store}
         section = {"engine": self.engine, "volumes": [volume], "cpus": 1, **options}
         text = {
@@ -122,7 +127,7 @@ class Lab:
         self, *arguments: str, out: int | BinaryIO = subprocess.PIPE
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [BIN / "cloudjob", *arguments],
+            [*surroundings.words(self), *arguments],
             cwd=self.source,
             env={**os.environ, **self.environ},
             stdin=subprocess.DEVNULL,
@@ -307,9 +312,11 @@ def cluster_of(request: pytest.FixtureRequest, engine: str) -> Cluster:
 
 
 @pytest.fixture(params=["volcano", "mpi-operator", "job"])
-def mpi_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+def mpi_lab(request: pytest.FixtureRequest, tmp_path: Path, surround: Callable[[Lab], None]) -> Lab:
     """A new namespace, once with each engine that can start Open MPI."""
-    return new_lab(request, tmp_path, request.param)
+    value = new_lab(request, tmp_path, request.param)
+    surround(value)
+    return value
 
 
 @pytest.fixture
@@ -337,9 +344,11 @@ def operator_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
 
 
 @pytest.fixture(params=["volcano", "mpi-operator", "ms-operator", "job"])
-def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+def lab(request: pytest.FixtureRequest, tmp_path: Path, surround: Callable[[Lab], None]) -> Lab:
     """A new namespace, once with each engine."""
-    return new_lab(request, tmp_path, request.param)
+    value = new_lab(request, tmp_path, request.param)
+    surround(value)
+    return value
 
 
 @pytest.fixture

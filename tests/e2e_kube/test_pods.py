@@ -101,6 +101,7 @@ def test_a_laptop_with_macos_submits_follows_and_cancels(
     assert second.status(job)["state"] == "CANCELLED"
 
 
+@pytest.mark.surroundings
 def test_a_rank_that_fails_ends_the_job_with_its_code(
     mpi_lab: Lab, engine: docker.APIClient, base_image: str
 ):

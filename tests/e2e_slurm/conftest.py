@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -21,10 +20,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import slurm
+from tests.support import slurm, surroundings
 from tests.support.slurm import Slurm
 
-BIN = Path(sys.executable).parent
 LIMIT_S = 120.0
 _NUMBERS = itertools.count()
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -58,7 +56,10 @@ class Cloud:
 
     folder: Path
     slurm: Slurm
-    environ: dict[str, str] = field(default_factory=dict)
+    environ: dict[str, str | bytes] = field(default_factory=dict)
+    python: str = ""
+    prefix: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -74,8 +75,16 @@ class Cloud:
         return self.folder / "home"
 
     @property
+    def store(self) -> Path:
+        return self.home / "store"
+
+    @property
     def results(self) -> Path:
         return self.folder / "results"
+
+    def chown_to(self, user: int) -> None:
+        for path in (self.folder, *self.folder.rglob("*")):
+            os.chown(path, user, user)
 
     def write(self, name: str, text: str) -> None:
         path = self.source / name
@@ -83,7 +92,7 @@ class Cloud:
         path.write_text(textwrap.dedent(text))
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        env = {
+        env: dict[str, str | bytes] = {
             "PATH": SYSTEM_PATH,
             "HOME": str(self.folder),
             "SLURM_CONF": str(self.slurm.conf),
@@ -91,7 +100,7 @@ class Cloud:
             **self.environ,
         }
         process = subprocess.Popen(
-            self.slurm.argv(str(BIN / "cloudjob"), *arguments),
+            self.slurm.argv(*surroundings.words(self), *arguments),
             cwd=self.source,
             env=env,
             stdin=stdin,
@@ -191,10 +200,13 @@ def cluster() -> Iterator[Slurm]:
 
 
 @pytest.fixture
-def cloud(cluster: Slurm, request: pytest.FixtureRequest) -> Iterator[Cloud]:
+def cloud(
+    cluster: Slurm, request: pytest.FixtureRequest, surround: Callable[[Cloud], None]
+) -> Iterator[Cloud]:
     """The command line; after the test, nodes must be idle and have none of our files in /tmp."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[:30]
     value = Cloud(cluster.folder / "tests" / f"{next(_NUMBERS)}-{name}", cluster)
+    surround(value)
     yield value
     value.cancel_all()
     cluster.await_idle()

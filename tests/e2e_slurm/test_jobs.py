@@ -168,6 +168,7 @@ def test_a_command_runs_on_each_node_as_a_rank_would(cloud):
     assert cloud.run("wait", job).code == 0
 
 
+@pytest.mark.surroundings
 def test_the_exact_variables_and_secrets_reach_every_rank(cloud):
     """No script, command line or log of Slurm contains a secret."""
     values = {"BLANK": " a b ", "QUOTES": '"it\'s" $HOME `id` \\', "NEWLINE": "a\nb", "EMPTY": ""}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
 import json
 import os
@@ -17,10 +16,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from typing import Any
 import pytest
 
 from jobentry.system import linux
-from tests.support import command_line, folders, surroundings
+from tests.support import command_line, surroundings
 from tests.support.combinations import mark_combinations, values_of
 from tests.support.homes import make_used_home
 from tests.support.servers import Server, client_environ
@@ -149,6 +147,7 @@ class Cloud:
     python: str = sys.executable
     prefix: tuple[str, ...] = ()
     environ: dict[str, str | bytes] = field(default_factory=dict)
+    groups: tuple[int, ...] = ()
     started: list[Running] = field(default_factory=list)
     queries: Iterator[int] = field(default_factory=itertools.count)
     # Whether each command is a new process, as some surroundings have no effect on a fork.
@@ -170,6 +169,10 @@ class Cloud:
     @property
     def home(self) -> Path:
         return self.folder / "home"
+
+    @property
+    def store(self) -> Path:
+        return self.home / "store"
 
     @property
     def source(self) -> Path:
@@ -209,7 +212,7 @@ class Cloud:
     ) -> Running:
         number = len(self.started)
         out, err = (self.folder / f"{number}.{name}" for name in ("out", "err"))
-        command = [*self.prefix, self.python, "-m", "cloudjob.cli", *arguments]
+        command = [*surroundings.words(self), *arguments]
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(
                 command,
@@ -489,25 +492,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "every_mpi: runs once with each Open MPI, as they differ here"
     )
-    config.addinivalue_line(
-        "markers",
-        "surroundings: runs in the surroundings of the day (tests/support/surroundings.py)",
-    )
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport]:
-    """Name the surroundings of a failed test."""
-    report = yield
-    chosen = item.stash.get(_CHOSEN, None)
-    if report.failed and chosen:
-        again = f"{surroundings.VARIABLE}={chosen} scripts/test '{item.nodeid}'"
-        report.sections.append(("surroundings", f"{chosen}; to repeat: {again}"))
-    return report
-
-
-# The name of the row of the table of surroundings that a test has got.
-_CHOSEN = pytest.StashKey[str]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -537,23 +521,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def cloud(request: pytest.FixtureRequest, tmp_path: Path, mpi: Mpi) -> Iterator[Cloud]:
+def cloud(
+    laptop_folder: Path,
+    mpi: Mpi,
+    surrounding: surroundings.Surrounding | None,
+    surround: Callable[[Cloud], None],
+) -> Iterator[Cloud]:
     """The command line; fails if processes of its jobs are left after the test."""
-    chosen = _surrounding(request.node)
-    with contextlib.ExitStack() as stack:
-        folder = tmp_path
-        if chosen and chosen.name == "ordinary-user":
-            folder = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="cj-", dir=folders.ROOT))
-            )
-        value = Cloud(folder, mpi, has_own_processes=chosen is not None)
-        if chosen:
-            if chosen.fixture:
-                value.environ.update(request.getfixturevalue(chosen.fixture))
-            chosen.apply(value)
-            request.node.stash[_CHOSEN] = chosen.name
-        yield value
-        remaining = value.kill_remaining()
+    value = Cloud(laptop_folder, mpi, has_own_processes=surrounding is not None)
+    surround(value)
+    yield value
+    remaining = value.kill_remaining()
     assert not remaining, "left behind:\n" + "\n".join(remaining)
 
 
@@ -569,15 +547,6 @@ def tls_store(
     surroundings.write_config(tmp_path, f"store: s3://{new_bucket(seaweedfs)}/jobs\n")
     with front(authority, seaweedfs.port) as https:
         yield {**client_environ(https.endpoint), "AWS_CA_BUNDLE": str(authority.bundle)}
-
-
-def _surrounding(item: pytest.Item) -> surroundings.Surrounding | None:
-    """Return the surroundings of a test that is marked for them."""
-    if item.get_closest_marker("surroundings") is None:
-        return None
-    function = getattr(item, "function", None)
-    has_own_folder = function is not None and "tmp_path" in inspect.signature(function).parameters
-    return surroundings.choose(item.nodeid, needs_own_folder=has_own_folder)
 
 
 @pytest.fixture(name="poll")

@@ -89,6 +89,7 @@ train(state)
     assert sorted(done.lines) == [b"[%d] done 4.0" % rank for rank in range(4)]
 
 
+@pytest.mark.surroundings
 def test_ranks_know_their_numbers_on_their_node_and_overall(cloud, submit, controller):
     cloud.write(
         "train.py",

@@ -54,7 +54,9 @@ def submit(cloud):
 
 
 @mindspore
-@pytest.mark.parametrize("launcher", CLUSTERS)
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("msrun", marks=pytest.mark.surroundings), *CLUSTERS[1:]]
+)
 def test_ranks_of_all_nodes_form_one_cluster(cloud, submit, launcher):
     """An allreduce is right, each rank has its node's number, and arguments arrive unchanged."""
     args = ("--worker", "--rank_table_file", "a b", "", "-I", "--", "%3A", ":")

@@ -25,6 +25,7 @@ def submit(cloud):
     return run
 
 
+@pytest.mark.surroundings
 def test_ranks_of_all_nodes_form_one_world(cloud, submit):
     """An allreduce is right, and each rank has its node's number."""
     cloud.write(

@@ -29,6 +29,7 @@ def submit(cloud):
     return run
 
 
+@pytest.mark.surroundings
 def test_the_example_trains_one_model_on_all_workers(cloud, submit):
     """Each worker has its share of the data, and all have the same losses and weights."""
     text = (EXAMPLES / "tensorflow_workers" / "train.py").read_text()

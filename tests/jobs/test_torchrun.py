@@ -36,6 +36,7 @@ def submit(cloud):
     return run
 
 
+@pytest.mark.surroundings
 def test_ranks_of_all_nodes_form_one_world(cloud, submit):
     """An allreduce is right, each rank has its own log, and arguments arrive unchanged."""
     done = submit(
@@ -52,7 +53,9 @@ dist.destroy_process_group()
 
     assert done.code == 0, done
     expected = b"total 10 4 ['--lr', 'a b', ''] True"
-    assert sorted(done.lines) == [b"[%d] %s" % (rank, expected) for rank in range(4)]
+    # PyTorch also warns of hosts whose addresses no server can name.
+    totals = sorted(line for line in done.lines if b"total" in line)
+    assert totals == [b"[%d] %s" % (rank, expected) for rank in range(4)]
     assert cloud.status(done.job)["state"] == "SUCCEEDED"
 
 

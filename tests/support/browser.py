@@ -5,22 +5,39 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from selenium import webdriver
 
+from tests.support import surroundings
 from tests.support.polling import poll
 
-CLOUDJOB = Path(sys.executable).parent / "cloudjob"
+
+@dataclass
+class Laptop:
+    """What starts cloudjob's commands and its console."""
+
+    folder: Path
+    store: Path
+    python: str = ""
+    prefix: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+    environ: dict[str, str | bytes] = field(default_factory=dict)
+
+    def chown_to(self, user: int) -> None:
+        raise NotImplementedError
 
 
-def run(home: Path, *args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    home: Path, *args: str | Path, cwd: Path | None = None, laptop: Laptop | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command of cloudjob."""
+    laptop = laptop or Laptop(home, home / "store")
     return subprocess.run(
-        [CLOUDJOB, *map(str, args)],
+        [*surroundings.words(laptop), *map(str, args)],
         cwd=cwd,
-        env={**os.environ, "CLOUDJOB_HOME": str(home)},
+        env={**os.environ, "CLOUDJOB_HOME": str(home), **laptop.environ},
         capture_output=True,
         text=True,
         timeout=300,

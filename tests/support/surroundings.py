@@ -12,6 +12,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +22,7 @@ from typing import NamedTuple, Protocol
 import pytest
 
 from tests.support.machines import limited_files
-from tests.support.users import USER, as_user, python_of_user
+from tests.support.users import USER, as_user, has_name, python_of_user
 
 VARIABLE = "CLOUDJOB_TEST_SURROUNDINGS"
 # Interpreters: pyenv's, and environments with our packages that ``scripts/pythons`` creates.
@@ -36,18 +37,30 @@ _PROFILES = (
 
 
 class CommandLine(Protocol):
-    """The command line of whole-job tests, which a surrounding changes."""
+    """The command line of whole-job tests, which a surrounding changes.
+
+    Args:
+        python: The interpreter of the laptop half; empty for the program beside the tests' own.
+        groups: Further groups of an ordinary user.
+    """
 
     folder: Path
     python: str
     prefix: tuple[str, ...]
     environ: dict[str, str | bytes]
-    has_own_processes: bool
+    groups: tuple[int, ...]
 
     @property
-    def home(self) -> Path: ...
+    def store(self) -> Path: ...
 
     def chown_to(self, user: int) -> None: ...
+
+
+def words(line: CommandLine) -> tuple[str, ...]:
+    """Return the words that start cloudjob."""
+    module = (line.python, "-m", "cloudjob.cli")
+    program = (str(Path(sys.executable).parent / "cloudjob"),)
+    return (*line.prefix, *(module if line.python else program))
 
 
 class Surrounding(NamedTuple):
@@ -64,16 +77,35 @@ class Surrounding(NamedTuple):
     fixture: str = ""
 
 
+# Full paths, as some tests have a PATH with their own programs only.
+_ENV, _SH, _UNSHARE = "/usr/bin/env", "/bin/sh", "/usr/bin/unshare"
+
+
 def _shell_before(text: str, *arguments: str) -> tuple[str, ...]:
     """Return the command before another one that first runs a text in a shell."""
-    return ("sh", "-ec", f'{text}\nexec "$@"', "sh", *arguments)
+    return (_SH, "-ec", f'{text}\nexec "$@"', "sh", *arguments)
+
+
+def _apart(kind: str, text: str) -> tuple[str, ...]:
+    """Return the command before another one that runs it in a namespace that a text prepares."""
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return (_UNSHARE, kind, *_shell_before(f"(PATH={path}\n{text})"))
 
 
 # -- what each row does ---------------------------------------------------------------------------
 
 
+def _home(line: CommandLine) -> Path:
+    """Give the user a home folder, and return it."""
+    folder = line.folder / "user"
+    folder.mkdir(exist_ok=True)
+    line.environ["HOME"] = str(folder)
+    return folder
+
+
 def _ordinary_user(line: CommandLine) -> None:
-    line.python, line.prefix = python_of_user()[0], as_user()
+    _home(line)
+    line.python, line.prefix = python_of_user()[0], as_user(*line.groups)
     line.chown_to(USER)
 
 
@@ -81,8 +113,7 @@ def _hosts_of_debian(line: CommandLine) -> None:
     """Resolve the machine's own name to 127.0.1.1, as the installer of Debian and Ubuntu does."""
     path = line.folder / "etc-hosts"
     path.write_text(f"127.0.0.1 localhost\n127.0.1.1 {os.uname().nodename}\n::1 localhost\n")
-    mount = _shell_before(f"mount --bind '{path}' /etc/hosts")
-    line.prefix = ("unshare", "--mount", *mount)
+    line.prefix = _apart("--mount", f"mount --bind '{path}' /etc/hosts")
 
 
 # Shows whether this user may replace the hosts file.
@@ -95,10 +126,8 @@ def _long_tmpdir(line: CommandLine) -> None:
     line.environ["TMPDIR"] = str(path)
 
 
-def _locale(values: dict[str, str], line: CommandLine) -> None:
-    for name in ("LANG", "LC_ALL", "LC_CTYPE"):
-        line.environ.pop(name, None)
-    line.environ.update(values)
+def _locale(assignments: tuple[str, ...], line: CommandLine) -> None:
+    line.prefix = (_ENV, "-u", "LANG", "-u", "LC_ALL", "-u", "LC_CTYPE", *assignments)
 
 
 def _umask(mask: str, line: CommandLine) -> None:
@@ -106,8 +135,9 @@ def _umask(mask: str, line: CommandLine) -> None:
 
 
 def _noisy_shell(shell: str, line: CommandLine) -> None:
+    home = _home(line)
     for name in _PROFILES:
-        path = line.folder / "user" / name
+        path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_NOISE.replace(">&2", "") if "csh" in name or "login" in name else _NOISE)
     line.environ["SHELL"] = str(shutil.which(shell))
@@ -116,7 +146,7 @@ def _noisy_shell(shell: str, line: CommandLine) -> None:
 def _store_without_locks(line: CommandLine) -> None:
     """Give the store a file system without locks, hard links and unnamed files."""
     lacks = ("no-locks=37", "no-links", "no-tmpfile")
-    line.environ.update(limited_files(line.home / "store", *lacks))
+    line.environ.update(limited_files(line.store, *lacks))
 
 
 def _python_here(version: str, line: CommandLine) -> None:
@@ -124,7 +154,9 @@ def _python_here(version: str, line: CommandLine) -> None:
 
 
 def _python_of_nodes(version: str, line: CommandLine) -> None:
-    write_config(line.folder, f"process:\n  python: {_python(version)}\n")
+    _home(line)
+    key = f"  python: {_python(version)}\n"
+    write_config(line.folder, f"process:\n{key}slurm:\n{key}")
 
 
 def write_config(folder: Path, text: str) -> None:
@@ -135,7 +167,7 @@ def write_config(folder: Path, text: str) -> None:
 
 
 def _networks(text: str, line: CommandLine) -> None:
-    line.prefix = ("unshare", "--net", *_shell_before(text))
+    line.prefix = _apart("--net", text)
 
 
 _IPV6 = """\
@@ -170,8 +202,10 @@ def _no_program(name: str) -> str:
 @functools.cache
 def _no_namespace(kind: str, text: str) -> str:
     """Return why a text cannot run in a new namespace; empty if it can."""
-    command = ("unshare", kind, *_shell_before(text), "true")
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run([*_apart(kind, text), "true"], capture_output=True, text=True)
+    except OSError as error:
+        return str(error)
     return "" if done.returncode == 0 else done.stderr.strip() or "no namespaces"
 
 
@@ -200,8 +234,8 @@ TABLE = (
     Surrounding("ordinary-user", _ordinary_user, lambda: _no_root() or python_of_user()[1]),
     Surrounding("hosts-127.0.1.1", _hosts_of_debian, partial(_no_namespace, "--mount", _BIND)),
     Surrounding("long-tmpdir-with-spaces", _long_tmpdir),
-    Surrounding("lang-c", partial(_locale, {"LANG": "C", "LC_ALL": "C"})),
-    Surrounding("no-lang", partial(_locale, {})),
+    Surrounding("lang-c", partial(_locale, ("LANG=C", "LC_ALL=C"))),
+    Surrounding("no-lang", partial(_locale, ())),
     Surrounding("umask-077", partial(_umask, "077")),
     Surrounding("umask-000", partial(_umask, "000")),
     *(
@@ -232,6 +266,48 @@ TABLE = (
     Surrounding("tls-store", fixture="tls_store"),
 )
 
+_NO_SHELL = {"noisy": "no login shell starts"}
+_FRAMEWORK = {
+    "nodes-python": "the nodes' Python is the one that has the framework",
+    "ordinary-user": "the framework is in a folder of root",
+    **_NO_SHELL,
+}
+_APART = {
+    "ipv6": "the nodes are machines with networks of their own",
+    "virtual-bridge": "the nodes are machines with networks of their own",
+    "tls-store": "this store listens on loopback, which other machines do not reach",
+}
+_IMAGE = {
+    "nodes-python": "the nodes' Python is the one of their image",
+    "hosts": "the nodes have names of their own",
+    **_NO_SHELL,
+    **_APART,
+}
+# For each part of the tests, the rows that mean nothing there, and why.
+_UNSUITABLE = {
+    **{
+        f"tests/jobs/test_{name}.py": _FRAMEWORK
+        for name in ("torchrun", "horovod", "mindspore", "tensorflow", "mpich")
+    },
+    "tests/e2e_docker/": _IMAGE,
+    "tests/e2e_kube/": {
+        "ordinary-user": "the API server's certificate is in a folder of root",
+        **_IMAGE,
+    },
+    "tests/e2e_slurm/": {
+        "hosts": "the login node's file has the names of the nodes",
+        **({} if has_name() else {"ordinary-user": "Slurm refuses a user without a name"}),
+        **_APART,
+    },
+    "tests/e2e_console/": {
+        "ordinary-user": "the state folder is that of root's other jobs",
+        **_NO_SHELL,
+        "ipv6": "the browser is outside of this network",
+        "virtual-bridge": "the browser is outside of this network",
+        "tls-store": "the state folder has a store of its own",
+    },
+}
+
 
 # -- choosing a row -------------------------------------------------------------------------------
 
@@ -241,26 +317,42 @@ def of_today() -> str:
     return os.environ.setdefault(VARIABLE, datetime.date.today().isoformat())
 
 
-def choose(test: str, *, needs_own_folder: bool) -> Surrounding | None:
+def choose(test: str, *, has_own_folder: bool = False) -> Surrounding | None:
     """Return the row for a test; None for the usual surroundings.
 
     Args:
-        needs_own_folder: Whether the test uses a folder that another user cannot reach.
+        has_own_folder: Whether the test uses a folder that another user cannot reach.
     """
     chosen = of_today()
     if chosen == "none":
         return None
-    by_name = {row.name: row for row in TABLE}
-    if chosen in by_name:
-        row = by_name[chosen]
-        return None if row.missing() else row
+    why_not = {row.name: unsuitable(test, row.name) or row.missing() for row in TABLE}
+    if has_own_folder:
+        why_not[TABLE[0].name] = "the test uses a folder that only root can reach"
+    rows = [row for row in TABLE if not why_not[row.name]]
+    if chosen in why_not:
+        if why_not[chosen]:
+            pytest.skip(f"not in the surroundings {chosen}: {why_not[chosen]}")
+        return next(row for row in rows if row.name == chosen)
     try:
         day = datetime.date.fromisoformat(chosen).toordinal()
     except ValueError:
-        allowed = f"none, a date, or one of {', '.join(by_name)}"
+        allowed = f"none, a date, or one of {', '.join(why_not)}"
         raise pytest.UsageError(f"{VARIABLE}={chosen}: no such row ({allowed})") from None
-    rows = [row for row in TABLE if not (row.missing() or (needs_own_folder and row == TABLE[0]))]
     return rows[(day + zlib.crc32(test.encode())) % len(rows)]
+
+
+def unsuitable(test: str, row: str) -> str:
+    """Return why a row means nothing to a test; empty if it does."""
+    return next(
+        (
+            why
+            for part, reasons in _UNSUITABLE.items()
+            for start, why in reasons.items()
+            if test.startswith(part) and row.startswith(start)
+        ),
+        "",
+    )
 
 
 def header() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -16,11 +17,25 @@ USER = 1000
 _PTH = "import site; site.addsitedir({folder!r})\n"
 
 
-def as_user() -> tuple[str, ...]:
-    """Return the command before another one that runs it as an ordinary user; empty if we are."""
+def as_user(*groups: int) -> tuple[str, ...]:
+    """Return the command before another one that runs it as an ordinary user; empty if we are.
+
+    Args:
+        groups: The user's further groups.
+    """
     if os.geteuid() != 0:
         return ()
-    return ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs")
+    more = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
+    return ("setpriv", f"--reuid={USER}", f"--regid={USER}", more, "--no-new-privs")
+
+
+def has_name() -> bool:
+    """Whether this machine has a name for the ordinary user."""
+    try:
+        pwd.getpwuid(USER)
+    except KeyError:
+        return False
+    return True
 
 
 @functools.cache

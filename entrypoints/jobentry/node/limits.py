@@ -65,6 +65,8 @@ def hint(error: OSError, folders: Sequence[str]) -> str:
         folders = (os.path.dirname(os.fsdecode(error.filename)),)
     else:
         folders = [folder for folder in folders if _is_full(folder)] or folders
+    if error.errno == errno.EDQUOT:
+        return "free some of your quota in " + ", ".join(folders)
     return "free some space in " + ", ".join(_with_space(folder) for folder in folders)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -209,3 +210,20 @@ def test_an_intact_entry_is_left_unchanged(tmp_path: Path):
     (entry / "jobentry" / "__pycache__" / "main.cpython-38.pyc").write_bytes(b"of another Python")
 
     assert Path(interpreters.entry_of(tmp_path / "home")).stat().st_ino == inode
+
+
+def test_an_entry_that_a_quota_refuses_is_reported_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Btrfs counts a rename, too; the folder that it would have replaced does not exist."""
+    rename = Path.rename
+
+    def limited(path: Path, target: Path) -> Path:
+        if path.name == "entry":
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", limited)
+    with pytest.raises(BackendError, match="Disk quota exceeded") as caught:
+        interpreters.entry_of(tmp_path / "home")
+    assert caught.value.hint.startswith("free some of your quota")

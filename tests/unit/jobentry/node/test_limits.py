@@ -65,6 +65,12 @@ def test_a_hint_names_the_folder_of_the_file_and_its_free_space(tmp_path: Path):
     assert limits.hint(error, ["/other"]).startswith(f"free some space in {tmp_path} (")
 
 
+def test_a_hint_on_a_quota_does_not_name_the_free_space_of_others(tmp_path: Path):
+    error = OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "file"))
+
+    assert limits.hint(error, ["/other"]) == f"free some of your quota in {tmp_path}"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
 def test_a_hint_names_the_full_one_of_several_folders(tmp_path: Path):
     disk = tmp_path / "disk"
