@@ -105,7 +105,7 @@ def import_usual() -> None:
     """Import what nearly every node needs, in a process that forks nodes."""
     from jobentry.control import head, preflight, worker  # noqa: F401
     from jobentry.launchers import mpirun  # noqa: F401
-    from jobentry.node import accelerators, standing  # noqa: F401
+    from jobentry.node import accelerators  # noqa: F401
     from jobentry.objects import directory  # noqa: F401
     from jobentry.staging import code_package  # noqa: F401
 

@@ -52,6 +52,11 @@ OMPI_TCP_EXCLUDE = "OMPI_MCA_btl_tcp_if_exclude"
 OMPI_DAEMONS_INCLUDE = "OMPI_MCA_oob_tcp_if_include"
 PRTE_INCLUDE = "PRTE_MCA_prte_if_include"
 OF_DAEMONS = (OMPI_DAEMONS_INCLUDE, PRTE_INCLUDE)
+# With these, hwloc in mpirun and its daemons finds processors and memory, and no devices (ADR 75).
+WITHOUT_DEVICES = {
+    "HWLOC_COMPONENTS": "-linux:pci,-linux:io,linux,stop",
+    "HWLOC_PLUGINS_PATH": "/nonexistent",
+}
 
 # On Ascend: the platform's rank table, or the folder that contains it.
 RANK_TABLE_FILE = "RANK_TABLE_FILE"

@@ -24,7 +24,7 @@ from jobentry.contract.paths import NodePaths
 from jobentry.control.loop import ChildProcess, Lines, NodeLoop
 from jobentry.control.peers import RemoteWorker
 from jobentry.control.verdict import LaunchEnd
-from jobentry.launchers import rsh_agent
+from jobentry.launchers import mpi, rsh_agent
 from jobentry.launchers.common import Process
 from jobentry.log import log_message
 from jobentry.system import linux
@@ -313,6 +313,7 @@ def session_environment(
         if name in environ:
             session[name] = environ[name]
     session[names.CLOUDJOB_NODE_DIR] = node_dir
+    session.update(mpi.without_devices(environ))
     return session
 
 

@@ -51,6 +51,7 @@ _ONE_ARGUMENT = frozenset(
     ]
 )
 _KNOWN = _ONE_ARGUMENT.union(MCA_OPTIONS)
+_MPI_PREFIXES = ("OPENMPI_", "OMPI_MCA_", "PRTE_MCA_")
 BINDING = ("bind-to", "map-by", "rank-by")
 
 
@@ -271,6 +272,22 @@ def environment(
         if name not in names.CHANGED_BY_OPEN_MPI:
             result[name] = value
     return result
+
+
+def without_devices(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which mpirun and its daemons look for no devices.
+
+    Emulated nodes have the devices of one machine, so that ranks are not mapped by them.
+
+    Args:
+        environ: The variables of this node.
+    """
+    if not environ.get(names.CLOUDJOB_CONTROL_DIR):
+        return {}
+    settings = {name: value for name, value in environ.items() if name.startswith(_MPI_PREFIXES)}
+    is_set = any(name.startswith("HWLOC_") for name in environ)
+    # ``dist`` maps ranks by their distance from a device.
+    return {} if is_set or "dist:" in str(settings) else names.WITHOUT_DEVICES
 
 
 def check_slots(np: int, node: NodeEnv, plain: list[Option]) -> None:

@@ -30,6 +30,7 @@ from jobentry.launchers.mpi import (
     ranks,
     remote_shell,
     user_options,
+    without_devices,
 )
 
 # Open MPI 5.0 starts and stops ranks with PRRTE, which has other parameter names.
@@ -142,8 +143,9 @@ def command(
         for argument in _option_argv(option)
     ]
     hosts, tunes = host_file(node.hosts, node.slots), tune_file(in_tune_file)
+    process_environ = {**without_devices(environ), **environment(node, environ, values)}
     return Launch(
-        (Process("mpirun", (*argv, *program), environment(node, environ, values)),),
+        (Process("mpirun", (*argv, *program), process_environ),),
         np,
         is_everywhere=False,
         files=(File(files[0], PRIVATE, hosts), File(files[1], PRIVATE, tunes)),

@@ -65,7 +65,8 @@ class RankProcesses:
         elapsed_s, self._at_s = max(1e-3, now_s - self._at_s), now_s
         if not states:
             return ()
-        processes, members = self._members(states)
+        are_running = not all(state.end for state in states.values())
+        processes, members = self._members(states) if are_running else ({}, {})
         samples = tuple(
             self._sample(rank, states[rank], members.get(rank, {}), elapsed_s)
             for rank in sorted(states)

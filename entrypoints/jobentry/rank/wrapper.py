@@ -113,6 +113,8 @@ def rank_environment(session: Mapping[str, str], node: Mapping[str, str]) -> dic
     for name, value in session.items():
         if name.startswith(names.CLOUDJOB_EXACT_) or (name in _SESSION and node):
             continue
+        if names.WITHOUT_DEVICES.get(name) == value:
+            continue  # for mpirun and its daemons only
         if name not in of_rank or name not in node:
             result[name] = value
     for name, value in session.items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import select
 import signal
 import struct
@@ -36,7 +35,7 @@ def registers_of_running(
     Raises:
         UnreadableError: It has ended, is traced already, or the kernel does not permit it.
     """
-    if platform.machine() not in _PLACES:
+    if os.uname().machine not in _PLACES:
         raise UnreadableError("its registers have no known order")
     import ctypes
 
@@ -87,7 +86,7 @@ def _trace(
     try:
         # A signal for the group of the entry is the entry's, whose loop would be woken by ours.
         signal.set_wakeup_fd(-1)
-        count, stack_at, instruction_at = _PLACES[platform.machine()]
+        count, stack_at, instruction_at = _PLACES[os.uname().machine]
         values = (ctypes.c_uint64 * count)()
         # A struct iovec: where the registers go, and how much room there is.
         target = (ctypes.c_uint64 * 2)(ctypes.addressof(values), ctypes.sizeof(values))

@@ -41,6 +41,8 @@ def test_a_rank_has_carried_variables_and_those_of_its_node():
         "PWD": "/root",
         "USER": "ssh",
         "SSH_CLIENT": "10.0.0.1 22",
+        "HWLOC_PLUGINS_PATH": "/of/user",
+        "HWLOC_COMPONENTS": names.WITHOUT_DEVICES["HWLOC_COMPONENTS"],
     }
     node = {
         "MA_VJ_NAME": "node",
@@ -65,6 +67,7 @@ def test_a_rank_has_carried_variables_and_those_of_its_node():
         "PWD": "/node/code",
         "PATH": "/head/bin",
         "USER": "node",
+        "HWLOC_PLUGINS_PATH": "/of/user",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -157,6 +160,7 @@ class Node:
         return process
 
     def log(self, number: int = 0) -> bytes:
+        self.lines()  # then the reader has taken the output of each rank, and settle knows it
         self._output.settle(number)
         path = self.logs / ("rank-%d.log" % number)
         return path.read_bytes() if path.exists() else b""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jobentry.contract import names
 from jobentry.contract.env import NodeEnv
 from jobentry.control import commands
 from jobentry.launchers import rsh_agent
@@ -168,6 +169,8 @@ def test_a_session_has_the_environment_that_sshd_would_give():
         "TMPDIR": "/t",
         "CLOUDJOB_NODE_DIR": "/n",
     }
+    emulated = commands.session_environment({"CLOUDJOB_CONTROL_DIR": "/c"}, user, "/n")
+    assert names.WITHOUT_DEVICES.items() <= emulated.items()
 
 
 def test_a_user_without_a_usable_shell_gets_sh(monkeypatch: pytest.MonkeyPatch):

@@ -670,6 +670,24 @@ def test_ranks_of_the_only_node_of_a_machine_do_not_listen():
     assert mca(command(node=NODE._replace(control_dir="/run")))["btl"] == "^openib"
 
 
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"CLOUDJOB_CONTROL_DIR": "/run", "HWLOC_XMLFILE": "/topology"},
+        {"CLOUDJOB_CONTROL_DIR": "/run", "OPENMPI_BIND_ARGS": "-map-by dist:mlx4_0"},
+        {"CLOUDJOB_CONTROL_DIR": "/run", "PRTE_MCA_rmaps_default_mapping_policy": "dist:mlx4_0"},
+    ],
+)
+def test_only_mpirun_of_emulated_nodes_looks_for_no_devices(environ: dict[str, str]):
+    """Whoever describes the machine, or maps ranks by devices, gets all that hwloc finds."""
+    emulated = {"CLOUDJOB_CONTROL_DIR": "/run"}
+    assert names.WITHOUT_DEVICES.items() <= command(environ=emulated).env.items()
+    assert not names.WITHOUT_DEVICES.items() & command(environ=environ).env.items()
+    exported = command(OpenMpi(x_args="-x HWLOC_COMPONENTS=x86"), emulated)
+    assert exported.env["HWLOC_COMPONENTS"] == "x86"
+
+
 def test_nodes_of_one_machine_have_no_ssh():
     parameters = reached(OpenMpi(mca_args="-mca plm_rsh_args -q"), control="/run")
 
