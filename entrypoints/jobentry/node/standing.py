@@ -61,7 +61,7 @@ _LEAST_PERIOD_S = 0.02
 # The time over which it is counted what a rank does, before that is reported.
 _SHARES_S = 60.0
 # The share of one CPU that looks may use, with what they read only once for each place 0.003.
-_CPU_SHARE = 0.002
+_CPU_SHARE = 0.0025
 # After how many seconds at one place a rank's usage is measured, its calls get names, and it is
 # reported; and how often the report is repeated. MindSpore's collectives on CPUs fail after 30 s,
 # and then the head must know which ranks stand still.

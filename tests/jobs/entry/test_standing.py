@@ -205,13 +205,16 @@ def test_a_rank_whose_thread_downloads_is_busy(node: Node):
         pool.submit(
             lambda: [stream.sendall(bytes(50_000)) for _ in iter(lambda: ended.wait(0.02), True)]
         )
-        try:
+
+        def is_busy() -> bool:
             standing = node.await_all(0)[0]
+            return standing.activity is Activity.BUSY and standing.moved_bytes_s >= 100_000
+
+        try:
+            # On a busy machine, little may arrive in the first fraction of a second.
+            node._until(is_busy)
         finally:
             ended.set()
-
-    assert standing.moved_bytes_s >= 100_000
-    assert standing.activity is Activity.BUSY
 
 
 def test_the_threads_of_horovod_do_not_make_a_rank_busy(node: Node):
