@@ -90,8 +90,10 @@ _KERNEL_CALLS = (
     ("do_wait", Wait.CHILD, "waiting for a child process"),
     ("locks_lock", Wait.FILE, "waiting for a lock on a file"),
     ("setlk", Wait.FILE, "waiting for a lock on a file"),
-    ("wait_woken", Wait.NETWORK, "waiting for data or a connection"),
+    ("wait_woken", Wait.NETWORK, "waiting for data, a connection or input"),
     ("skb_wait", Wait.NETWORK, "waiting for data of a socket"),
+    ("unix_stream", Wait.NETWORK, "waiting for data of a socket"),
+    ("sock_alloc_send", Wait.NETWORK, "writing to a socket that nobody reads"),
     ("inet_csk_accept", Wait.NETWORK, "waiting for a connection"),
     ("inet_stream_connect", Wait.NETWORK, "connecting to another machine"),
     ("n_tty_read", Wait.INPUT, "waiting for input"),
@@ -137,6 +139,8 @@ _WORDS = {
 }
 # Source of the innermost call -> what for, where the kernel does not say it.
 _SLEEP_CALL = re.compile(r"\bsleep\(")
+# The kernel does not tell a terminal from a connection.
+_INPUT_CALL = re.compile(r"\binput\(")
 # The outermost calls of a rank, which start its script.
 _STARTERS = frozenset(
     ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py", "app_main.py")
@@ -206,6 +210,8 @@ def _blocked_cause(thread: ThreadStack, library: Cause | None) -> Cause:
     """Return what a sleeping thread waits for."""
     if wait_in_libraries(thread.frames) is Wait.DATA:
         return _FOR_DATA
+    if thread.frames and _INPUT_CALL.search(thread.frames[0].source):
+        return Cause(Wait.INPUT, "waiting for input")
     kernel = next(
         (Cause(wait, text) for name, wait, text in _KERNEL_CALLS if name in thread.waits_in), None
     )

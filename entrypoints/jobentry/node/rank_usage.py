@@ -34,7 +34,11 @@ class Ranks(Protocol):
 
 
 class Process(NamedTuple):
-    """A process as ``/proc/PID/stat`` shows it."""
+    """A process as ``/proc/PID/stat`` shows it.
+
+    Args:
+        ticks: The CPU time that it has used, with that of its children that have ended.
+    """
 
     parent: int
     state: str
@@ -49,6 +53,7 @@ class RankProcesses:
     def __init__(self, ranks: Ranks, paths: NodePaths) -> None:
         self._ranks = ranks
         self._paths = paths
+        # The CPU time that each rank had used at the last sample.
         self._ticks: dict[int, int] = {}
         # The rank of each process, which a process keeps when its parent ends.
         self._owners: dict[int, int] = {}
@@ -66,31 +71,26 @@ class RankProcesses:
         if not states:
             return ()
         are_running = not all(state.end for state in states.values())
-        processes, members = self._members(states) if are_running else ({}, {})
+        members = self._members(states) if are_running else {}
         samples = tuple(
             self._sample(rank, states[rank], members.get(rank, {}), elapsed_s)
             for rank in sorted(states)
         )
-        self._ticks = {number: process.ticks for number, process in processes.items()}
+        self._ticks = {rank: _ticks(processes) for rank, processes in members.items()}
         return samples
 
     def members(self) -> dict[int, dict[int, Process]]:
         """Return the processes of each rank that has any, without its wrapper."""
-        return self._members(self._ranks.states())[1]
+        return self._members(self._ranks.states())
 
-    def _members(
-        self, states: Mapping[int, RankState]
-    ) -> tuple[dict[int, Process], dict[int, dict[int, Process]]]:
-        """Return the processes that may belong to ranks, and those of each rank."""
+    def _members(self, states: Mapping[int, RankState]) -> dict[int, dict[int, Process]]:
         processes = self._read({state.wrapper for state in states.values()})
-        return processes, self._by_rank(processes, states)
+        return self._by_rank(processes, states)
 
     def _sample(
         self, rank: int, state: RankState, members: dict[int, Process], elapsed_s: float
     ) -> RankSample:
-        ticks = sum(
-            process.ticks - self._ticks.get(number, 0) for number, process in members.items()
-        )
+        ticks = _ticks(members) - self._ticks.get(rank, 0)
         program = members.get(state.program)
         return RankSample(
             rank=rank,
@@ -157,6 +157,10 @@ class RankProcesses:
         return None
 
 
+def _ticks(members: Mapping[int, Process]) -> int:
+    return sum(process.ticks for process in members.values())
+
+
 def mib(pages: int) -> float:
     """Return the size of pages of memory in MiB."""
     return pages / _PAGES_PER_MIB
@@ -168,7 +172,7 @@ def _process(number: int) -> Process | None:
         return Process(
             parent=int(fields[1]),
             state=fields[0].decode("ascii"),
-            ticks=int(fields[11]) + int(fields[12]),
+            ticks=sum(map(int, fields[11:15])),
             threads=int(fields[17]),
             pages=int(fields[21]),
         )

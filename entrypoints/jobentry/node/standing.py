@@ -66,7 +66,8 @@ _CPU_SHARE = 0.0025
 # reported; and how often the report is repeated. MindSpore's collectives on CPUs fail after 30 s,
 # and then the head must know which ranks stand still.
 _MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 25.0, 15.0
-# Usage is measured at these intervals, over at least this time, and over little more than that one.
+# Usage is measured at these intervals, and only with each report once it has been for the second
+# time; it counts for little more than the third.
 _USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
 # From here on a rank counts as busy: percent of one CPU, bytes a second, and, for one that waits
 # for the network or for events, how often it wakes up in a second.
@@ -92,6 +93,10 @@ _LAUNCHER_FILES = re.compile(
     r"|accelerate/commands/.*|deepspeed/launcher/.*|torch/multiprocessing/spawn)\.py$"
 )
 _HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+# The library whose own threads talk to those of other ranks all the time, and those in which any
+# thread begins.
+_TALKATIVE = re.compile(r"mpi_lib(_v2)?\.")
+_OF_THREADS = re.compile(r"(libc|libpthread|libstdc\+\+|ld)[.-]")
 _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _MOVED = re.compile(rb"^(?:rchar|wchar|read_bytes|write_bytes): (\d+)", re.MULTILINE)
 
@@ -120,6 +125,7 @@ class _Rank:
         named_at_s: When its calls got their names, by the same clock.
         stack: Its calls with names, once it has been there for long.
         stalls: What its log says about a stall since then.
+        talkers: The threads of Horovod, with their processes, if the rank does not wait for that.
         child: The process that counts because the program waits for it, in words; else empty.
         carried: The bytes that its connections have carried while they were measured.
         loader: What a process does that loads its data, in words; empty if none is known.
@@ -140,6 +146,7 @@ class _Rank:
         self.since_s = self.named_at_s = now_s
         self.stack: ThreadStack | None = None
         self.stalls: StallReports | None = None
+        self.talkers: tuple[tuple[int, int], ...] = ()
         self.loader = ""
         self.is_launcher = False
         self.usage: deque[_Usage] = deque()
@@ -364,7 +371,9 @@ class StandingRanks:
             for number, rank in self._states.items()
             if rank.target is not None and now_s - rank.since_s >= self._scaled(_MEASURED_S)
         }
-        if old and now_s - self._usage_at_s >= self._scaled(_USAGE_PERIOD_S):
+        is_known = all(map(self._has_used, old.values()))
+        period_s = _REFRESH_S if is_known else _USAGE_PERIOD_S
+        if old and now_s - self._usage_at_s >= self._scaled(period_s):
             self._usage_at_s = now_s
             members = self._processes.members()
             before, self._carried = self._carried, connections.carried()
@@ -396,14 +405,14 @@ class StandingRanks:
 
     def _note_usage(self, rank: _Rank, members: Mapping[int, Process], now_s: float) -> None:
         assert rank.target is not None
-        rank.usage.append(
-            _Usage(
-                now_s,
-                sum(process.ticks for process in members.values()),
-                sum(map(_moved_bytes, members)) + rank.carried,
-                _wakes(rank.target.process),
-            )
-        )
+        ticks = sum(process.ticks for process in members.values())
+        moved_bytes = sum(map(_moved_bytes, members))
+        for process, thread in rank.talkers:
+            ticks -= _ticks(process, thread)
+            moved_bytes -= _moved_bytes(process, "task/%d/io" % thread)
+        # Nobody knows which connections are theirs.
+        moved_bytes += 0 if rank.talkers else rank.carried
+        rank.usage.append(_Usage(now_s, ticks, moved_bytes, _wakes(rank.target.process)))
         # One of before the window stays: looks may be so rare that there is no other in it.
         while len(rank.usage) > 1 and now_s - rank.usage[1].at_s >= self._scaled(_WINDOW_S):
             rank.usage.popleft()
@@ -447,18 +456,23 @@ class StandingRanks:
         # It may be awake just now.
         if wait_in_libraries(thread.frames) is Wait.DATA:
             rank.loader = self._loader_of(thread.thread)
-        if not rank.is_launcher and cause_of(thread).wait is not Wait.CHILD:
-            return
-        child = _only(self._children(rank.target.process))
+        self._note_talkers(rank, thread)
+        if rank.is_launcher or cause_of(thread).wait is Wait.CHILD:
+            self._follow(rank, thread, now_s)
+
+    def _follow(self, rank: _Rank, thread: ThreadStack, now_s: float) -> None:
+        """Go to the only program that a rank has started, and waits for."""
+        child = _only(self._children(thread.thread))
         with contextlib.suppress(UnreadableError):
             if child:
-                target = MainThread(child)
+                target, talkers = MainThread(child), rank.talkers
                 place = None if rank.is_launcher else place_of(thread.frames)
                 rank.forget()
                 rank.target = target
                 if place is not None:
                     rank.child = f"process {child}, for which {_where(place)} waits"
                 rank.restart(now_s)
+                rank.talkers = talkers
 
     def _loader_of(self, process: int) -> str:
         """Return what the first process that loads data for this one does in the job's own code."""
@@ -492,6 +506,29 @@ class StandingRanks:
                 calls = self._native.calls(process, number, may_stop=False)
                 name, _ = native_wait(ThreadStack(number, "", "", False, (), native=calls))
                 yield from (call for call in calls if name and call.function == name)
+
+    def _note_talkers(self, rank: _Rank, thread: ThreadStack) -> None:
+        """Find the threads of Horovod in the process of a rank that does not wait for others."""
+        process = thread.thread
+        with contextlib.suppress(UnreadableError):
+            names = [os.path.basename(each.path) for each in mappings(process)]
+            if cause_of(thread).wait in OF_RANKS or not any(map(_TALKATIVE.match, names)):
+                return
+            threads = linux.threads(process)
+            talkers = tuple((process, each) for each in threads if self._is_talker(process, each))
+            if talkers:
+                rank.talkers += talkers
+                # What was measured before was theirs, too.
+                rank.usage.clear()
+
+    def _is_talker(self, process: int, thread: int) -> bool:
+        """Whether the outermost call of a thread, but for those of all threads, is in Horovod."""
+        begun_s, libraries = time.thread_time(), [""]
+        with contextlib.suppress(UnreadableError):
+            calls = self._native.placed_calls(process, thread, may_stop=True)
+            libraries += [call.library for call, _ in calls if not _OF_THREADS.match(call.library)]
+        self._once_s += time.thread_time() - begun_s
+        return bool(_TALKATIVE.match(libraries[-1]))
 
     # -- the report -------------------------------------------------------------------------------
 
@@ -533,8 +570,11 @@ class StandingRanks:
         """Whether a rank has been at one place for long, and it is known what it has used there."""
         if rank.stack is None or rank.is_launcher:
             return False
-        has_used = len(rank.usage) > 1 and _window_s(rank.usage) >= self._scaled(_LEAST_WINDOW_S)
-        return has_used and now_s - rank.since_s >= self._scaled(_REPORTED_S)
+        return self._has_used(rank) and now_s - rank.since_s >= self._scaled(_REPORTED_S)
+
+    def _has_used(self, rank: _Rank) -> bool:
+        """Whether its usage has been measured for long enough."""
+        return len(rank.usage) > 1 and _window_s(rank.usage) >= self._scaled(_LEAST_WINDOW_S)
 
     def _standing(self, number: int, rank: _Rank, now_s: float) -> Standing:
         """Return what a rank does that has been at one place for long."""
@@ -712,10 +752,18 @@ def _is_helper(process: int) -> bool:
     return any(helper in words for helper in _HELPERS)
 
 
-def _moved_bytes(process: int) -> int:
+def _ticks(process: int, thread: int) -> int:
+    """Return how much CPU time a thread has used."""
+    try:
+        return sum(map(int, linux.stat(process, thread)[11:13]))
+    except OSError:
+        return 0
+
+
+def _moved_bytes(process: int, name: str = "io") -> int:
     """Return how much a process has read and written, but for ``recv`` and ``send``."""
     try:
-        return sum(map(int, _MOVED.findall(linux.read(process, "io"))))
+        return sum(map(int, _MOVED.findall(linux.read(process, name))))
     except OSError:
         return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import os
 import struct
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Sequence
 
 from jobentry.stacks.memory import UnreadableError
 
@@ -23,6 +23,7 @@ _MOST_INTERNAL_BYTES = 16 * 1024 * 1024
 _MOST_HEADERS = 4096
 _MOST_NAME = 4096
 _MOST_ADDRESS = 1 << 64
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Segment(NamedTuple):
@@ -110,20 +111,28 @@ class Elf:
                 return segment.address + file_offset - segment.file_offset
         return None
 
-    def load_bias(self, start: int, file_offset: int) -> int:
-        """Return what to add to an address of the file, given where a part of it is mapped.
 
-        Raises:
-            UnreadableError: No segment of the file begins there.
-        """
-        for segment in self.segments:
-            shift = segment.file_offset - file_offset
-            if 0 <= shift < _PAGE:
-                return start + shift - segment.address
-        raise UnreadableError("no part of the program is loaded where it is mapped")
+def load_bias(segments: Sequence[Segment], start: int, file_offset: int) -> int:
+    """Return what to add to an address of a file, given where a part of it is mapped.
+
+    Raises:
+        UnreadableError: No segment of the file begins there.
+    """
+    for segment in segments:
+        shift = segment.file_offset - file_offset
+        if 0 <= shift < _PAGE:
+            return start + shift - segment.address
+    raise UnreadableError("no part of the program is loaded where it is mapped")
 
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+def file_key(path: str) -> tuple[int, int, int]:
+    """Return what no two files have in common; it changes with the content.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _rows(symbols: bytes) -> list[tuple[int, ...]]:

@@ -111,6 +111,15 @@ class Pages:
         starts = range(start, start + end, _PAGE_BYTES)
         return b"".join(map(self._page, starts))[offset:end]
 
+    def are_current(self) -> bool:
+        """Whether the process has not changed any of these pages since."""
+        try:
+            return all(
+                self._memory.read(start, _PAGE_BYTES) == page for start, page in self._pages.items()
+            )
+        except UnreadableError:
+            return False
+
     def _page(self, start: int) -> bytes:
         page = self._pages.get(start)
         if page is None:

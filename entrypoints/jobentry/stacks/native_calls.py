@@ -14,7 +14,7 @@ import re
 import struct
 
 from jobentry.contract.stacks import MOST_NATIVE_CALLS, NativeCall
-from jobentry.stacks.elf import Elf
+from jobentry.stacks.elf import Elf, file_key
 from jobentry.stacks.kernel import Registers, blocked_since, registers_of_blocked
 from jobentry.stacks.memory import Mapping, Memory, UnreadableError, mappings, path_of
 from jobentry.stacks.tracing import registers_of_running
@@ -112,8 +112,7 @@ class NativeStacks:
 
     def _elf(self, path: str) -> Elf | None:
         try:
-            status = os.stat(path)
-            key = (status.st_dev, status.st_ino, status.st_mtime_ns)
+            key = file_key(path)
             if key not in self._symbols:
                 self._symbols[key] = Elf(path, with_internal=True)
         except (OSError, UnreadableError):

@@ -15,7 +15,7 @@ import struct
 import zlib
 from typing import NamedTuple, Sequence, Union
 
-from jobentry.stacks.elf import Elf
+from jobentry.stacks.elf import Elf, Segment, file_key, load_bias
 from jobentry.stacks.kernel import blocked_since
 from jobentry.stacks.layouts import Layout, layout_of
 from jobentry.stacks.line_tables import line_at
@@ -37,6 +37,7 @@ _READS = 12
 _ROUNDS = 8
 _MOST_THREADS, _MOST_FRAMES = 4096, 4096
 _MOST_NAME, _MOST_TABLE_BYTES = 4096, 1024 * 1024
+_MOST_PROGRAMS = 32
 _VERSION = re.compile(r"python-?3\.?(\d+)")
 _OWNED_BY_PYTHON = (0, 1, 2)  # by the thread, a generator, a frame object; others stand for C code
 _POINTER_TAGS = 7
@@ -113,6 +114,8 @@ class Interpreter:
             self._layout.instruction,
             self._layout.owner or 0,
         )
+        # The last look, where it began, and what it was read from: without a call there is none.
+        self._innermost_call, self._pages, self._look = 0, Pages(memory), Look((), 0)
 
     def threads(self) -> list[PythonThread]:
         """Return the stacks of all threads, the main thread first.
@@ -158,9 +161,14 @@ class Interpreter:
         Raises:
             UnreadableError: They changed while they were read.
         """
-        pages = Pages(self._memory)
-        calls = tuple(self._raw_frames(state, pages))
-        return Look(calls, zlib.crc32(self._values(calls[:_MOST_VALUES], pages)))
+        innermost = self._innermost(state)
+        # Reading the same pages again costs a fifth of following the calls in them.
+        if innermost != self._innermost_call or not self._pages.are_current():
+            pages = Pages(self._memory)
+            calls = tuple(self._raw_frames(innermost, pages))
+            look = Look(calls, zlib.crc32(self._values(calls[:_MOST_VALUES], pages)))
+            self._innermost_call, self._pages, self._look = innermost, pages, look
+        return self._look
 
     def steady_calls(self, state: int) -> tuple[RawFrame, ...]:
         """Return the calls of a thread whose innermost call was the same before and after.
@@ -171,7 +179,7 @@ class Interpreter:
             UnreadableError: They changed while they were read.
         """
         before = self._innermost(state)
-        calls = tuple(self._raw_frames(state, Pages(self._memory)))
+        calls = tuple(self._raw_frames(before, Pages(self._memory)))
         if not calls or self._innermost(state) != before:
             raise UnreadableError("its stack did not stand still")
         now = _raw_frame(
@@ -255,7 +263,7 @@ class Interpreter:
         if since is None:
             return None
         try:
-            frames = tuple(self._frame(raw) for raw in self._raw_frames(state))
+            frames = tuple(map(self._frame, self._raw_frames(self._innermost(state))))
         except UnreadableError:
             return None
         return frames if blocked_since(self._memory.process, thread_id) == since else None
@@ -265,19 +273,18 @@ class Interpreter:
         reads: list[list[RawFrame]] = []
         for _ in range(count + _TRIES):
             try:
-                reads.append(self._raw_frames(state))
+                reads.append(self._raw_frames(self._innermost(state)))
             except UnreadableError:
                 continue
             if len(reads) == count:
                 return reads
         raise UnreadableError("its stack did not stand still")
 
-    def _raw_frames(self, state: int, memory: Readable | None = None) -> list[RawFrame]:
-        """Return the frames of a thread, the innermost first."""
+    def _raw_frames(self, address: int, memory: Readable | None = None) -> list[RawFrame]:
+        """Return the frames of a thread, the innermost first, which is at ``address``."""
         layout, read = self._layout, (memory or self._memory).read
         frames: list[RawFrame] = []
         addresses: set[int] = set()
-        address = self._innermost(state)
         while address:
             if address in addresses or len(addresses) == _MOST_FRAMES:
                 raise UnreadableError("it has more than %d calls" % _MOST_FRAMES)
@@ -423,16 +430,46 @@ def _find(memory: Memory) -> tuple[Layout, int, int]:
     candidates = _programs(process, mapped)
     for mapping in candidates:
         try:
-            elf = Elf(path_of(process, mapping))
-        except UnreadableError:
+            program = _program(path_of(process, mapping))
+        except (OSError, UnreadableError):
             continue
-        runtime, code_type = elf.address_of("_PyRuntime"), elf.address_of("PyCode_Type")
-        if runtime is None or code_type is None:
+        if program is None:
             continue
-        bias = elf.load_bias(mapping.start, mapping.file_offset)
-        layout = layout_of(memory, bias + runtime, _version(mapping.path, mapped))
-        return layout, bias + code_type, bias + runtime
+        bias = load_bias(program.segments, mapping.start, mapping.file_offset)
+        runtime = bias + program.runtime
+        layout = layout_of(memory, runtime, _version(mapping.path, mapped))
+        return layout, bias + program.code_type, runtime
     raise UnreadableError("it runs no CPython")
+
+
+class _Program(NamedTuple):
+    """The file of an interpreter: where it has what is looked for, before it is relocated."""
+
+    segments: Sequence[Segment]
+    runtime: int
+    code_type: int
+
+
+# The files that were read so far: all ranks of a job use the same few.
+_PROGRAMS: dict[tuple[int, int, int], _Program | None] = {}
+
+
+def _program(path: str) -> _Program | None:
+    """Return what is known about a file; None if it is no interpreter.
+
+    Raises:
+        OSError: There is no such file.
+        UnreadableError: It is no program.
+    """
+    key = file_key(path)
+    if key not in _PROGRAMS:
+        if len(_PROGRAMS) >= _MOST_PROGRAMS:
+            _PROGRAMS.clear()
+        elf = Elf(path)
+        runtime, code_type = elf.address_of("_PyRuntime"), elf.address_of("PyCode_Type")
+        has_both = runtime is not None and code_type is not None
+        _PROGRAMS[key] = _Program(elf.segments, runtime or 0, code_type or 0) if has_both else None
+    return _PROGRAMS[key]
 
 
 def _programs(process: int, mapped: list[Mapping]) -> list[Mapping]:

@@ -15,7 +15,7 @@ import pytest
 from jobentry.contract.journal import RankSample
 from jobentry.contract.paths import NodePaths
 from jobentry.node.local_ranks import LocalRanks
-from jobentry.node.rank_usage import RankProcesses
+from jobentry.node.rank_usage import TICK_S, RankProcesses
 
 BUSY = "while True: pass"
 QUIET = "import time; time.sleep(600)"
@@ -83,6 +83,28 @@ def test_processes_that_a_rank_starts_count_for_it(node: Node, until: Callable[.
 
     assert (ranks[0].children, ranks[0].threads) == (0, 1)
     assert ranks[1].threads == 4
+
+
+def test_what_ended_processes_have_used_counts_for_the_rank_that_started_them(
+    node: Node, until: Callable[..., None]
+):
+    """As a compiler's, which may end between two measurements."""
+    path = node.folder / "used"
+    burn = "sum(range(10**7))"
+    node.start(
+        0,
+        "import os, subprocess, sys, time\n"
+        f"subprocess.call([sys.executable, '-c', {burn!r}])\nused = os.times()\n"
+        f"open('{path}.part', 'w').write(str(used.children_user + used.children_system))\n"
+        f"os.rename('{path}.part', '{path}')\ntime.sleep(600)",
+    )
+    until(path.exists)
+
+    used_s = sum(process.ticks for process in node.processes.members()[0].values()) * TICK_S
+    assert used_s >= float(path.read_text()) > 0.1
+    node.sample()
+    time.sleep(0.3)
+    assert node.sample()[0].cpu_percent < 20
 
 
 def test_a_silent_rank_has_been_quiet_since_its_last_output(node: Node):
