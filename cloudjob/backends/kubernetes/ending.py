@@ -83,7 +83,7 @@ def decide(
         waits: What the queue and the quota say.
     """
     limits = limits_of(job)
-    nodes = [pod for pod in pods if pod.node is not None]
+    nodes = state.current(stage, pods)
     head = held_head(nodes)
     if head is not None:
         return Decision(head.exit_code, state.message_of(head) if head.exit_code else "")
@@ -118,7 +118,7 @@ def lost_head(job: Mapping[str, Any], stage: Stage, pods: Iterable[Pod]) -> Pod 
     pod may tolerate for ever that its machine does not report, and then the cluster does not give
     it up. A queue that has suspended the job starts it again.
     """
-    nodes = [pod for pod in pods if pod.node is not None]
+    nodes = state.current(stage, pods)
     head = next((pod for pod in nodes if pod.node == 0 and pod.is_cut_off), None)
     if head is None or "Suspended" in engines.held_conditions(job.get("status") or {}):
         return None
