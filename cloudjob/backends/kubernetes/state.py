@@ -269,9 +269,9 @@ def _counted(stage: Stage, nodes: list[Pod]) -> Stage:
         # Workers on a machine that is gone never end.
         native = f"{stage.native}, but its head has succeeded"
         return stage._replace(state=JobState.SUCCEEDED, native=native)
-    if stage.state is JobState.PENDING and any(
-        pod.has_started and not pod.is_leaving for pod in nodes
-    ):
+    # A suspended job keeps pods that had ended before.
+    kept = [pod for pod in nodes if not (pod.is_leaving or (stage.has_asked and pod.is_over))]
+    if stage.state is JobState.PENDING and any(pod.has_started for pod in kept):
         return stage._replace(state=JobState.RUNNING, native="Running")
     if stage.attempts and stage.is_again and not stage.has_asked:
         return _between(stage, nodes)
