@@ -235,11 +235,13 @@ class PodRunner:
         failures = self._count(ended)
         good = sorted(node for node, code in self._counted.values() if not code)
         bad = sorted(x for x, count in failures.items() if count > spec["backoffLimitPerIndex"])
-        self._forget_deleted()
+        # The last failed pod of an index stays, and is not counted, until another replaces it.
+        waiting = self._due.keys() - {*good, *bad}
+        self._forget_deleted(waiting)
         indexes = {
             "completedIndexes": ",".join(map(str, good)),
             "failedIndexes": ",".join(map(str, bad)),
-            "failed": sum(failures.values()),
+            "failed": sum(failures.values()) - len(waiting),
         }
         if 0 in good:
             self.lab.phase(name, "Running", **indexes, **_held("SuccessCriteriaMet"))
@@ -252,8 +254,8 @@ class PodRunner:
         if progress != self._progress:
             self.lab.phase(name, "Running", **progress)
             self._progress = progress
-        for node, due in [*self._due.items()]:
-            if due <= time.monotonic() and node not in (*good, *bad):
+        for node in waiting:
+            if self._due[node] <= time.monotonic():
                 del self._due[node]
                 self._start_index(name, node, failures)
         return ""
@@ -299,11 +301,17 @@ class PodRunner:
         self.lab.phase(name, "Running", **restarted)
         return ""
 
-    def _forget_deleted(self) -> None:
-        """Remove deleted pods that have been counted: the controller removes its finalizer."""
+    def _forget_deleted(self, waiting: set[int]) -> None:
+        """Remove deleted pods that have been counted: the controller removes its finalizer.
+
+        Args:
+            waiting: The indexes that will start again.
+        """
+        nodes = _nodes(self._pods)
         for item in self._pods:
             name = item["metadata"]["name"]
-            if item["metadata"].get("deletionTimestamp") and name not in self._running:
+            is_counted = name not in self._running and nodes[name] not in waiting
+            if item["metadata"].get("deletionTimestamp") and is_counted:
                 self.lab.log(name).end()
                 self.lab.delete(name)
                 self.lab.cluster.kubelet.forget(self.lab.namespace, name)

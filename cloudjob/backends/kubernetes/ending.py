@@ -98,7 +98,9 @@ def decide(
         if wait.outlook is not Outlook.OPEN and _is_over(wait, limits, now_s):
             return Decision(None, f"it cannot start: {state.text_of(wait)}")
     has_started = any(pod.has_started for pod in nodes)
-    is_new = stage.state is JobState.PENDING or (bool(nodes) and not has_started)
+    # Between two attempts, the pods of the last one have started.
+    is_pending = stage.state is JobState.PENDING and not (stage.attempts and has_started)
+    is_new = is_pending or (bool(nodes) and not has_started)
     if is_new and 0 < limits.pending_s <= now_s - _pending_since_s(job, stage, nodes):
         what = state.text_of(all_waits[0]) if all_waits else "it has no pods"
         span = summary.span(int(limits.pending_s))

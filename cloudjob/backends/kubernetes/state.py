@@ -212,7 +212,7 @@ def stage_of(
     engine: Engine, job: Mapping[str, Any], pods: Iterable[Pod], *, is_cancelled: bool
 ) -> Stage:
     """Return what the operator says of a job, unless it has ended it before the head has ended."""
-    stage = engine.stage(job, is_cancelled)
+    stage = _with_attempt(engine.stage(job, is_cancelled), pods)
     if stage.state not in engine.early_ends:
         return stage
     head = next((pod for pod in pods if pod.node == 0), None)
@@ -231,6 +231,16 @@ def stage_of(
         return stage._replace(state=JobState.RUNNING, native=native, message="", ended_at="")
     if stage.state is JobState.SUCCEEDED and (head.exit_code or head.phase == "Failed"):
         return stage._replace(state=JobState.FAILED)
+    return stage
+
+
+def _with_attempt(stage: Stage, pods: Iterable[Pod]) -> Stage:
+    """Return whether a job has failed before, of which its status tells only some time later.
+
+    The controller counts a failed pod after it has replaced the pod.
+    """
+    if stage.attempts and any(pod.failures for pod in pods):
+        return stage._replace(is_again=True, attempt_at="")
     return stage
 
 
@@ -272,8 +282,9 @@ def _counted(stage: Stage, nodes: list[Pod]) -> Stage:
     # A suspended job keeps pods that had ended before.
     kept = [pod for pod in nodes if not (pod.is_leaving or (stage.has_asked and pod.is_over))]
     if stage.state is JobState.PENDING and any(pod.has_started for pod in kept):
-        return stage._replace(state=JobState.RUNNING, native="Running")
-    if stage.attempts and stage.is_again and not stage.has_asked:
+        stage = stage._replace(state=JobState.RUNNING, native="Running")
+    has_failed = stage.is_again or any(pod.is_over for pod in nodes)
+    if stage.attempts and has_failed and not stage.has_asked:
         return _between(stage, nodes)
     return stage
 

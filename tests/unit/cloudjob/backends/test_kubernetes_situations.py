@@ -1214,11 +1214,15 @@ AGAIN = "its last attempt has failed, and the cluster starts it again"
 
 
 class Tries(Job):
-    """An Indexed Job with two retries that runs; its controller counts the pods that fail."""
+    """An Indexed Job with two retries that runs.
+
+    Its controller counts a failed pod in the job's status only after it has replaced the pod.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__("job", folder, retries=2)
         self.failures = {0: 0, 1: 0}
+        self.replaced = 0
         self.run(0, 1)
 
     def fails(self, code: int, *nodes: int, reason: str = "Error") -> None:
@@ -1227,8 +1231,8 @@ class Tries(Job):
             self.end(node, code, reason)
             self.failures[node] += 1
         bad = [str(node) for node, count in self.failures.items() if count > 2]
-        status = {"failed": sum(self.failures.values()), "failedIndexes": ",".join(bad)}
-        self.job["status"] = {"active": 2 - len(bad), "ready": 0, **status}
+        status = {"failed": self.replaced + len(bad), "failedIndexes": ",".join(bad)}
+        self.job["status"] = {"active": 0, "ready": 0, **status}
 
     def again(self, *nodes: int, is_running: bool = True) -> None:
         """Replace the pods of these nodes."""
@@ -1238,15 +1242,12 @@ class Tries(Job):
                 pod["metadata"] |= {"uid": name, "creationTimestamp": AT.format(6)}
                 pod["status"] = {"phase": "Pending"}
                 self.pods[node] = self.client.objects[f"{PODS}/{name}"] = pod
+        self.replaced += len(nodes)
+        self.job["status"] |= {"failed": self.replaced}
         if is_running:
             status = self.job["status"]
             self.run(*nodes)
             self.job["status"] = status | {"ready": len(nodes)}
-
-    def suspend(self) -> None:
-        """Let the controller stop the job, whose pods that run do not count."""
-        status = {key: self.job["status"][key] for key in ("failed", "failedIndexes")}
-        self.set_phase("Suspended", **status)
 
 
 def last_attempt(job: Tries) -> None:
@@ -1257,11 +1258,9 @@ def last_attempt(job: Tries) -> None:
 
 def preempted_between(job: Tries) -> None:
     job.fails(3, 0, 1)
-    failed = job.job["status"]
     pods = dict(job.client.objects)
     job.queue(PENDING_QUOTA)
     job.client.objects |= pods
-    job.job["status"] |= {"failed": failed["failed"]}
 
 
 def refused_again(job: Tries) -> None:
@@ -1295,7 +1294,12 @@ TRIES = {
         lambda job: (job.fails(143, 0), job.fails(125, 1), job.remove(0)), RUNNING, (AGAIN,), 0
     ),
     "its head was deleted, and its worker stores": Try(
-        lambda job: (job.fails(143, 0), job.remove(0)), RUNNING, (AGAIN,), 0
+        lambda job: job.fails(143, 0), RUNNING, (AGAIN,)
+    ),
+    "the status has not counted the pods that were replaced": Try(
+        lambda job: (job.fails(3, 0, 1), job.again(0, 1), job.job["status"].update(failed=0)),
+        RUNNING,
+        attempt=2,
     ),
     "out of memory before": Try(
         lambda job: (job.fails(137, 0, 1, reason="OOMKilled"), job.again(0, 1)),
@@ -1421,6 +1425,23 @@ def test_the_record_of_an_earlier_attempt_is_not_that_of_the_last(tmp_path: Path
     assert isinstance(ended, Ended)
     status = verdict.with_record(status_of(), ended, record, "", lambda node: ())
     assert status.exit_code == 137
+
+
+def test_a_pause_between_attempts_is_no_wait_for_a_start(tmp_path: Path):
+    """The first attempt has lasted longer than the job may wait."""
+    job = Tries(tmp_path)
+    job.job["metadata"]["annotations"]["cloudjob.pending-min"] = "1"
+    job.fails(3, 0, 1)
+    job.now_s += 1e4
+    assert isinstance(job.backend.status(job.handle), Running)
+    job.backend._pod_states.clear()
+
+    job.again(0, 1, is_running=False)
+    job.now_s = times.seconds_of(AT.format(6)) + 59
+    assert isinstance(job.backend.status(job.handle), Waiting)
+    job.now_s += 1
+
+    assert isinstance(job.backend.status(job.handle), Ended)
 
 
 def test_the_next_attempt_ends_if_it_cannot_start(tmp_path: Path):
