@@ -130,8 +130,8 @@ def body_of(
     if retries:
         command = _NUMBERED
         failures = {_FAILURES_VARIABLE: f"metadata.annotations['{FAILURES}']"}
-        shown = {**variables.shown, names.CLOUDJOB_ENDS_TOGETHER: "1"}
-        variables = variables._replace(shown=shown, fields={**pod.FIELDS, **failures})
+        plain_variables = {**variables.shown, names.CLOUDJOB_ENDS_TOGETHER: "1"}
+        variables = variables._replace(shown=plain_variables, fields={**pod.FIELDS, **failures})
     words = ["sh", "-c", command, "jobentry"]
     template = pod.template(submission, job_names, variables, words, has_delivery=has_delivery)
     return {
