@@ -348,9 +348,14 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
 
 
 def _attempt(stage: Stage, nodes: list[Pod]) -> Attempt | None:
-    """Return which attempt of a job this is; None if its pods do not tell."""
+    """Return which attempt of a job this is; None if its pods do not tell.
+
+    When a job is suspended, the pods of its last attempt are deleted.
+    """
     head = next((pod for pod in nodes if pod.node == 0), None)
-    return Attempt(head.failures + 1, stage.attempts) if head and stage.attempts else None
+    if head is None or not stage.attempts or stage.has_asked:
+        return None
+    return Attempt(head.failures + 1, stage.attempts)
 
 
 def _decided(stage: Stage, nodes: list[Pod], decision: Decision, started_at: str | None) -> Ended:

@@ -1380,7 +1380,6 @@ TRIES = {
             job.cancel(),
         ),
         JobState.CANCELLED,
-        attempt=2,
         code=143,
     ),
 }
@@ -1404,9 +1403,10 @@ def test_a_user_is_told_the_truth_about_each_attempt(name: str, tmp_path: Path):
         assert native.exit_code == row.code
     assert native.state is row.state, text
     assert {word: text.count(word) for word in row.words} == dict.fromkeys(row.words, 1), text
-    if row.attempt:
-        assert isinstance(native, (Running, Ended))
-        assert native.attempt == Attempt(row.attempt, 3)
+    if isinstance(native, (Running, Ended)):
+        # A suspended job has lost the pods of its last attempt.
+        is_told = row.attempt and row.state is not JobState.CANCELLED
+        assert native.attempt == (Attempt(row.attempt, 3) if is_told else None)
 
 
 def test_the_record_of_an_earlier_attempt_is_not_that_of_the_last(tmp_path: Path):
