@@ -46,6 +46,8 @@ class PodRunner:
         self._image = image
         self._held = held
         self._waiting: list[tuple[dict[str, Any], kubelet.Objects, int]] = []
+        # The head may print while the pods after it are not held yet.
+        self._holding = threading.Lock()
         # The pods of an Indexed Job that the controller has counted, once each: the node and the
         # exit code. When each index that has failed starts again.
         self._counted: dict[str, tuple[int, int]] = {}
@@ -86,9 +88,11 @@ class PodRunner:
 
     def release(self) -> None:
         """Start the pods for which there was no room."""
-        for pod, objects, index in self._waiting:
+        with self._holding:
+            self._held = ()
+            waiting, self._waiting = self._waiting, []
+        for pod, objects, index in waiting:
             self._start_pod(pod, objects, index)
-        self._waiting.clear()
 
     def pod_of(self, node: int) -> str:
         """Return the name of the running pod of a node of an Indexed Job."""
@@ -350,11 +354,13 @@ class PodRunner:
         pods = [*enumerate(pod_names)]
         for index, pod in [*pods[1:], pods[0]] if is_last else pods:
             item = self.lab.get(self.lab.core("Pod", pod))
-            if index in self._held:
-                reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-                self.lab.pod_status(pod, {"conditions": [{**reason, "message": "no room"}]})
-                self._waiting.append((item, objects, index))
-            else:
+            with self._holding:
+                is_held = index in self._held
+                if is_held:
+                    reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                    self.lab.pod_status(pod, {"conditions": [{**reason, "message": "no room"}]})
+                    self._waiting.append((item, objects, index))
+            if not is_held:
                 self._start_pod(item, objects, index)
 
     def _objects(self) -> kubelet.Objects:
