@@ -129,14 +129,18 @@ NativeStatus = Waiting | Running | Unknown | Absent | Ended
 
 
 def unended(
-    state: JobState, native: str, started_at: str | None = None, wait: Wait | None = None
+    state: JobState,
+    native: str,
+    started_at: str | None = None,
+    wait: Wait | None = None,
+    attempt: Attempt | None = None,
 ) -> NativeStatus:
     """Return the status of a job in a state that is not final."""
     if state is JobState.PENDING:
         # While it waits to start again, the attempt before does not count.
         return Waiting(native, wait)
     if state is JobState.RUNNING:
-        return Running(native, started_at, wait=wait)
+        return Running(native, started_at, attempt, wait)
     return Unknown(native, started_at)
 
 

@@ -478,8 +478,7 @@ def _run_worker(setup: _Setup, options: Options) -> _End:
     rank_failure = worker.rank_failure if code else None
     problem = worker.run_in_thread(lambda: _upload(setup, worker.stopped_at, rank_failure))
     record.close_journal(node, setup.here.journal, is_cancelled=worker.stopped_at is not None)
-    worker.leave(problem)
-    return _End(code, worker.is_over)
+    return _End(worker.leave(problem), worker.is_over)
 
 
 def _run_head(setup: _Setup, options: Options, started_at: float) -> _End:
@@ -504,6 +503,7 @@ def _run_head(setup: _Setup, options: Options, started_at: float) -> _End:
     outcome = head.end(_with_outputs(outcome, node, problem))
     if node.nodes > 1 and setup.here.outputs is not None:
         outcome = _with_outputs(outcome, node, setup.here.outputs.clashes())
+    head.dismiss(outcome.exit_code)
     is_cancelled = head.stopped_at is not None
     record.close_journal(node, setup.here.journal, is_cancelled=is_cancelled)
     ended = exits.ExitRecord(

@@ -14,7 +14,8 @@ import os
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from tests.support import jobset, kubelet, operators
 
 LABEL = "cloudjob-test.namespace"
 _POLL_S = 0.2
+# Seconds before a failed index starts again, twice as many each time. Kubernetes waits for 10.
+_BACKOFF_S = 1.0
 
 
 class PodRunner:
@@ -43,8 +46,13 @@ class PodRunner:
         self._image = image
         self._held = held
         self._waiting: list[tuple[dict[str, Any], kubelet.Objects, int]] = []
-        # The exit codes of an Indexed Job by node; the controller counts each pod once.
-        self._counted: dict[int, int] = {}
+        # The head may print while the pods after it are not held yet.
+        self._holding = threading.Lock()
+        # The pods of an Indexed Job that the controller has counted, once each: the node and the
+        # exit code. When each index that has failed starts again.
+        self._counted: dict[str, tuple[int, int]] = {}
+        self._due: dict[int, float] = {}
+        self._starts = 0
         self._running: dict[str, str] = {}
         # The pods at the last poll, and what the controller has last said of an Indexed Job. Each
         # request takes time from the ranks, which run on the same machine.
@@ -80,13 +88,16 @@ class PodRunner:
 
     def release(self) -> None:
         """Start the pods for which there was no room."""
-        for pod, objects, index in self._waiting:
+        with self._holding:
+            self._held = ()
+            waiting, self._waiting = self._waiting, []
+        for pod, objects, index in waiting:
             self._start_pod(pod, objects, index)
-        self._waiting.clear()
 
     def pod_of(self, node: int) -> str:
-        """Return the name of the pod of a node of an Indexed Job."""
-        return next(pod for pod, index in _nodes(self._listed()).items() if index == node)
+        """Return the name of the running pod of a node of an Indexed Job."""
+        pods = _nodes(self._listed()).items()
+        return next(pod for pod, index in pods if index == node and pod in self._running)
 
     def delete(self, pod: str, reason: str = "", message: str = "") -> None:
         """Delete a pod of an Indexed Job with its grace period.
@@ -219,33 +230,57 @@ class PodRunner:
     def _indexed(self, name: str, ended: dict[str, int]) -> str:
         """Apply the documentation of Jobs: suspend, the success policy, and limits per index."""
         spec = self._manifest(name)["spec"]
-        nodes = _nodes(self._pods)
         if spec.get("suspend"):
             # The controller gives up these pods before it deletes them, so they do not count.
             self._delete_pods(keep_ended=True)
             return "Suspended"
-        for pod, code in ended.items():
-            self._counted.setdefault(nodes[pod], code)
-        self._forget_deleted()
-        assert (spec["backoffLimitPerIndex"], spec["podReplacementPolicy"]) == (0, "Failed")
+        assert spec["podReplacementPolicy"] == "Failed"
         assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
-        good = sorted(node for node, code in self._counted.items() if not code)
-        bad = sorted(node for node, code in self._counted.items() if code)
+        failures = self._count(ended)
+        good = sorted(node for node, code in self._counted.values() if not code)
+        bad = sorted(x for x, count in failures.items() if count > spec["backoffLimitPerIndex"])
+        # The last failed pod of an index stays, and is not counted, until another replaces it.
+        waiting = self._due.keys() - {*good, *bad}
+        self._forget_deleted(waiting)
         indexes = {
             "completedIndexes": ",".join(map(str, good)),
             "failedIndexes": ",".join(map(str, bad)),
+            "failed": sum(failures.values()) - len(waiting),
         }
         if 0 in good:
             self.lab.phase(name, "Running", **indexes, **_held("SuccessCriteriaMet"))
             self._delete_pods(keep_ended=True)
             return "Succeeded"
-        if len(self._counted) == spec["completions"]:
+        if len(good) + len(bad) == spec["completions"]:
+            self.lab.phase(name, "Running", **indexes)
             return "Failed"
-        progress = {**indexes, "active": spec["completions"] - len(self._counted)}
+        progress = {**indexes, "active": spec["completions"] - len(good) - len(bad)}
         if progress != self._progress:
             self.lab.phase(name, "Running", **progress)
             self._progress = progress
+        for node in waiting:
+            if self._due[node] <= time.monotonic():
+                del self._due[node]
+                self._start_index(name, node, failures)
         return ""
+
+    def _count(self, ended: dict[str, int]) -> Counter[int]:
+        """Count the pods that have ended, and return how many of each index have failed."""
+        nodes = _nodes(self._pods)
+        for pod in ended.keys() - self._counted.keys():
+            self._counted[pod] = (nodes[pod], ended[pod])
+            count = sum(node == nodes[pod] for node, _ in self._counted.values())
+            self._due[nodes[pod]] = time.monotonic() + _BACKOFF_S * 2 ** (count - 1)
+        return Counter(node for node, code in self._counted.values() if code)
+
+    def _start_index(self, name: str, node: int, failures: Mapping[int, int]) -> None:
+        """Start a node of an Indexed Job again."""
+        manifest = self._manifest(name)
+        pod = operators.indexed_job(manifest, manifest["metadata"]["uid"], failures).pods[node]
+        item = self.lab.cluster.ask("POST", self.lab.core("Pod"), pod)
+        self._starts += 1
+        self.attempts = max(self.attempts, failures[node] + 1)
+        self._start_pod(item, self._objects(), node)
 
     def _jobset(self, name: str, ended: dict[str, int]) -> str:
         """Apply the documentation of JobSet to the only Job of the set."""
@@ -270,11 +305,17 @@ class PodRunner:
         self.lab.phase(name, "Running", **restarted)
         return ""
 
-    def _forget_deleted(self) -> None:
-        """Remove deleted pods that have been counted: the controller removes its finalizer."""
+    def _forget_deleted(self, waiting: set[int]) -> None:
+        """Remove deleted pods that have been counted: the controller removes its finalizer.
+
+        Args:
+            waiting: The indexes that will start again.
+        """
+        nodes = _nodes(self._pods)
         for item in self._pods:
             name = item["metadata"]["name"]
-            if item["metadata"].get("deletionTimestamp") and name not in self._running:
+            is_counted = name not in self._running and nodes[name] not in waiting
+            if item["metadata"].get("deletionTimestamp") and is_counted:
                 self.lab.log(name).end()
                 self.lab.delete(name)
                 self.lab.cluster.kubelet.forget(self.lab.namespace, name)
@@ -306,24 +347,27 @@ class PodRunner:
         self._open_store()
         pod_names = self.lab.operate(name, again=self.attempts > 0)
         self.attempts += 1
-        objects = kubelet.Objects(
-            [
-                {**item, "kind": kind}
-                for kind in ("ConfigMap", "Secret")
-                for item in self.lab.get(self.lab.core(kind))["items"]
-            ]
-        )
+        self._starts += 1
+        objects = self._objects()
         # An MPIJob may request that its launcher, the first pod, starts after the workers.
         is_last = manifest["spec"].get("launcherCreationPolicy") == "WaitForWorkersReady"
         pods = [*enumerate(pod_names)]
         for index, pod in [*pods[1:], pods[0]] if is_last else pods:
             item = self.lab.get(self.lab.core("Pod", pod))
-            if index in self._held:
-                reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-                self.lab.pod_status(pod, {"conditions": [{**reason, "message": "no room"}]})
-                self._waiting.append((item, objects, index))
-            else:
+            with self._holding:
+                is_held = index in self._held
+                if is_held:
+                    reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                    self.lab.pod_status(pod, {"conditions": [{**reason, "message": "no room"}]})
+                    self._waiting.append((item, objects, index))
+            if not is_held:
                 self._start_pod(item, objects, index)
+
+    def _objects(self) -> kubelet.Objects:
+        """Return the objects whose contents pods read."""
+        kinds = ("ConfigMap", "Secret")
+        items = [(kind, self.lab.get(self.lab.core(kind))["items"]) for kind in kinds]
+        return kubelet.Objects([{**item, "kind": kind} for kind, each in items for item in each])
 
     def _open_store(self) -> None:
         """Give the pods' user write access to the store, as the owner of a network disk would."""
@@ -336,7 +380,7 @@ class PodRunner:
         name = pod["metadata"]["name"]
         # Choose the address before the container exists, as its variables contain it.
         pool = self._engine.inspect_network(self.network)["IPAM"]["Config"][0]["Subnet"]
-        ip = pool.rpartition(".")[0] + f".{10 + index + 20 * self.attempts}"
+        ip = pool.rpartition(".")[0] + f".{10 + index + 20 * self._starts}"
         started = kubelet.container(pod, objects, ip=ip)
         names = self._names(pod, started)
         endpoint = {"Aliases": names, "IPAMConfig": None}

@@ -15,7 +15,7 @@ import docker
 import pytest
 import yaml
 
-from tests.e2e_kube.conftest import LIMIT_S, Lab, log_in, may_edit
+from tests.e2e_kube.conftest import LIMIT_S, Lab, log_in, may_edit, new_lab
 from tests.e2e_kube.machine import PodRunner
 from tests.support import containers, macos, portable_job
 from tests.support.kube_cluster import Cluster
@@ -361,11 +361,17 @@ def test_volcano_starts_a_failed_job_again(
     assert lab.status(done.job)["state"] == "SUCCEEDED"
 
 
-def test_jobset_starts_all_nodes_again_for_free_after_a_disruption_and_once_after_a_failure(
-    jobset_lab: Lab, engine: docker.APIClient, base_image: str
+@pytest.mark.parametrize(("kind", "retries"), [("jobset", 1), ("job", 2)])
+def test_all_nodes_start_again_after_a_disruption_and_after_a_failure(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    engine: docker.APIClient,
+    base_image: str,
+    kind: str,
+    retries: int,
 ):
-    """The worker is drained in the first attempt, and its rank fails in the second."""
-    lab = jobset_lab
+    """The worker is drained first, for which JobSet counts no restart; then its rank fails."""
+    lab = new_lab(request, tmp_path, kind)
     marks = Path(lab.folder, "store", "mark")
     (lab.source / "train.py").write_text(
         "import glob, os, socket, sys, time\n"
@@ -373,6 +379,7 @@ def test_jobset_starts_all_nodes_again_for_free_after_a_disruption_and_once_afte
         f"marks = {str(marks)!r}\n"
         "attempt = len(glob.glob(f'{marks}-{rank}-*')) + 1\n"
         "print('attempt', attempt, 'on', socket.gethostname(), flush=True)\n"
+        "assert os.environ.get('CLOUDJOB_ATTEMPT', str(attempt)) == str(attempt)\n"
         "open(f'{marks}-{rank}-{attempt}', 'a').close()\n"
         # The failure of one rank ends the other, even before its script has started.
         "while attempt == 2 and not os.path.exists(f'{marks}-0-2'):\n"
@@ -381,7 +388,7 @@ def test_jobset_starts_all_nodes_again_for_free_after_a_disruption_and_once_afte
         "    sys.exit(9) if (attempt, rank) == (2, '1') else time.sleep(600)\n"
     )
     path = lab.folder / "submit.log"
-    arguments = ("--config", "job.yaml", "-n", "2", "--retries", "1", "train.py")
+    arguments = ("--config", "job.yaml", "-n", "2", "--retries", str(retries), "train.py")
     with PodRunner(lab, engine, base_image) as runner, path.open("wb") as file:
         submitting = lab.start("submit", *arguments, out=file)
         with Followed(submitting, path) as followed:
@@ -395,17 +402,34 @@ def test_jobset_starts_all_nodes_again_for_free_after_a_disruption_and_once_afte
     text = path.read_text()
     assert code == 0, text
     assert runner.attempts == 3
-    (job_set,) = lab.get(lab.path())["items"]
-    job = job_set["metadata"]["name"]
+    (body,) = lab.get(lab.path())["items"]
+    job = body["metadata"]["name"]
+    group = "-node-0" if kind == "jobset" else ""
     assert sorted(line for line in text.split("\n") if "] attempt" in line) == [
-        f"[{rank}] attempt {attempt} on {job}-node-0-{rank}"
+        f"[{rank}] attempt {attempt} on {job}{group}-{rank}"
         for rank in (0, 1)
         for attempt in (1, 2, 3)
     ], text
-    counts = [job_set["status"][key] for key in ("restarts", "restartsCountTowardsMax")]
-    assert counts == [2, 1]
     status = lab.status(job)
     assert (status["state"], status["exit_code"]) == ("SUCCEEDED", 0)
+    if kind == "jobset":
+        counts = [body["status"][key] for key in ("restarts", "restartsCountTowardsMax")]
+        assert counts == [2, 1]
+        return
+    assert status["attempt"] == {"number": 3, "most": 3, "previous_cause": ""}
+    # The nodes end an attempt together, so no index has failed more often than another.
+    assert (body["status"]["failed"], body["status"]["failedIndexes"]) == (4, "")
+    records = lab.folder / "store" / job / "record"
+    codes = [
+        json.loads((records / f"attempt-{number}" / "exit.json").read_text())["exit_code"]
+        for number in (1, 2, 3)
+    ]
+    assert codes[0] not in (0, 9)
+    assert codes[1:] == [9, 0]
+    second = lab.run("logs", "--attempt", "2", job)
+    assert [line for line in second.out.split("\n") if "] attempt" in line] == [
+        f"[{rank}] attempt 2 on {job}-{rank}" for rank in (0, 1)
+    ]
 
 
 def test_one_job_file_runs_on_every_backend(

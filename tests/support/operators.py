@@ -17,6 +17,7 @@ import copy
 import random
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +41,15 @@ def made_of(job: Object, uid: str = "") -> Made:
 # -- Kubernetes' own Job controller ---------------------------------------------------------------
 
 INDEX = "batch.kubernetes.io/job-completion-index"
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
 
-def indexed_job(job: Object, uid: str = "") -> Made:
-    """Return the pods of an Indexed Job; the Service is part of the job's own manifests."""
+def indexed_job(job: Object, uid: str = "", failures: Mapping[int, int] | None = None) -> Made:
+    """Return the pods of an Indexed Job; the Service is part of the job's own manifests.
+
+    Args:
+        failures: How many pods of each index have failed before.
+    """
     spec, name = job["spec"], job["metadata"]["name"]
     known_fields = {
         *("completionMode", "completions", "parallelism", "backoffLimitPerIndex", "suspend"),
@@ -64,7 +70,8 @@ def indexed_job(job: Object, uid: str = "") -> Made:
         assert len(host) <= 63, "the API server refuses a Job whose pods have no valid host names"
         pod["spec"].setdefault("hostname", host)
         metadata = pod["metadata"]
-        metadata["annotations"] = {**(metadata.get("annotations") or {}), INDEX: str(index)}
+        counts = {INDEX: str(index), FAILURES: str((failures or {}).get(index, 0))}
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), **counts}
         metadata["labels"] |= {
             "batch.kubernetes.io/job-name": name,
             "job-name": name,

@@ -281,7 +281,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         if now.is_final:
             pods, waits = self._read_ended(client, where, handle, job, stage)
         else:
-            pods, waits = self._read_pods(client, where, handle, job, now)
+            pods, waits = self._read_pods(client, where, handle, job, stage)
             self._note_disrupted(handle, pods)
         decision = ending.decision_of(job)
         # Some operators consider a job ended while its head still runs.
@@ -343,9 +343,10 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         return job
 
     def _read_pods(
-        self, client: Client, where: _Handle, handle: str, job: Mapping[str, Any], now: JobState
+        self, client: Client, where: _Handle, handle: str, job: Mapping[str, Any], stage: Stage
     ) -> tuple[list[Pod], list[Wait]]:
         """Return the pods of a job that has not ended, and what keeps them from running."""
+        now = stage.state
         key = (handle, now)
         at, pods, waits = self._pod_states.get(key, (float("-inf"), [], []))
         if time.monotonic() < at + _REREAD_S:
@@ -356,7 +357,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
             queued = kueue.wait(client, job) if where.engine.kueue_resumes else None
             waits = events.waits(client, where.engine, where.job_names, job, pods)
             waits = [queued, *waits] if queued else waits
-        elif now is JobState.RUNNING and _is_short(where.engine, job, pods):
+        elif now is JobState.RUNNING and _is_short(where.engine, job, _remaining(stage, pods)):
             waits = _creation(events.waits(client, where.engine, where.job_names, job, pods))
         self._pod_states[key] = (time.monotonic(), pods, waits)
         return pods, waits
@@ -769,6 +770,11 @@ class KubernetesBackend(Backend[KubernetesRequest]):
 def _is_short(engine: Engine, job: Mapping[str, Any], pods: Iterable[Pod]) -> bool:
     """Whether a node of a job has no pod."""
     return len({pod.node for pod in pods if pod.node is not None}) < engine.nodes(job)
+
+
+def _remaining(stage: Stage, pods: list[Pod]) -> list[Pod]:
+    """Return the pods that no others will take the place of."""
+    return [pod for pod in pods if not (stage.attempts and pod.is_over)]
 
 
 def _creation(waits: Iterable[Wait]) -> list[Wait]:

@@ -176,12 +176,14 @@ def offers(discovery: Discovery) -> list[Offer]:
 def choices(discovery: Discovery, launcher: str, *, restarts: bool) -> Iterator[Offer]:
     """Yield the engines that start this launcher, in the order of preference.
 
-    Those that can restart a job come first if that is wanted.
+    Those that can restart a job come first if that is wanted, and of these the operators.
 
     Only the permission to create a job is checked: for any other missing one, the checks before
     the submit name the permissions of the chosen engine.
     """
-    engines = sorted(ENGINES.values(), key=lambda engine: restarts and bool(engine.no_retries))
+    engines = list(ENGINES.values())
+    if restarts:
+        engines.sort(key=lambda engine: (bool(engine.no_retries), engine.restarts_each_node))
     for engine in engines:
         if not engine.launchers or launcher in engine.launchers:
             yield discovery.offer(engine, to_create(engine))

@@ -83,7 +83,7 @@ def decide(
         waits: What the queue and the quota say.
     """
     limits = limits_of(job)
-    nodes = [pod for pod in pods if pod.node is not None]
+    nodes = state.current(stage, pods)
     head = held_head(nodes)
     if head is not None:
         return Decision(head.exit_code, state.message_of(head) if head.exit_code else "")
@@ -98,7 +98,9 @@ def decide(
         if wait.outlook is not Outlook.OPEN and _is_over(wait, limits, now_s):
             return Decision(None, f"it cannot start: {state.text_of(wait)}")
     has_started = any(pod.has_started for pod in nodes)
-    is_new = stage.state is JobState.PENDING or (bool(nodes) and not has_started)
+    # Between two attempts, the pods of the last one have started.
+    is_pending = stage.state is JobState.PENDING and not (stage.attempts and has_started)
+    is_new = is_pending or (bool(nodes) and not has_started)
     if is_new and 0 < limits.pending_s <= now_s - _pending_since_s(job, stage, nodes):
         what = state.text_of(all_waits[0]) if all_waits else "it has no pods"
         span = summary.span(int(limits.pending_s))
@@ -118,7 +120,7 @@ def lost_head(job: Mapping[str, Any], stage: Stage, pods: Iterable[Pod]) -> Pod 
     pod may tolerate for ever that its machine does not report, and then the cluster does not give
     it up. A queue that has suspended the job starts it again.
     """
-    nodes = [pod for pod in pods if pod.node is not None]
+    nodes = state.current(stage, pods)
     head = next((pod for pod in nodes if pod.node == 0 and pod.is_cut_off), None)
     if head is None or "Suspended" in engines.held_conditions(job.get("status") or {}):
         return None

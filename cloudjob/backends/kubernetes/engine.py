@@ -65,6 +65,7 @@ class Stage(NamedTuple):
         is_again: Whether this is not the first attempt.
         has_asked: Whether the operator itself ended the pods.
         may_restart: Whether the operator may start the job again after a failure.
+        attempts: How many attempts the job may have; 0 if pods do not tell which one this is.
         is_unwatched: Whether only the record of the head can say that it has succeeded.
     """
 
@@ -77,6 +78,7 @@ class Stage(NamedTuple):
     is_again: bool = False
     has_asked: bool = False
     may_restart: bool = False
+    attempts: int = 0
     is_unwatched: bool = False
 
 
@@ -87,6 +89,8 @@ class Engine(ABC):
         min_version: The first version of Kubernetes that it works with; 0.0 for any.
         makes_key: Whether the operator makes a key for ssh.
         no_retries: Why it cannot restart a job; empty if it can.
+        restarts_each_node: Whether it restarts nodes one by one, so that a job ends as a whole only
+            by its entries.
         no_pod_metadata: Why pods have no labels and annotations of the user; empty if they have.
         makers: What follows the job's name in the names of the objects that make its pods.
         container: The name that the container has in its pods.
@@ -107,6 +111,7 @@ class Engine(ABC):
     min_version = (0, 0)
     makes_key = False
     no_retries = ""
+    restarts_each_node = False
     no_pod_metadata = ""
     makers: tuple[str, ...] = ("",)
     container = CONTAINER

@@ -2,7 +2,8 @@
 
 Facts: the types of ``batch/v1`` up to Kubernetes 1.37, and the documentation of Jobs. The head
 alone decides how a job ends: the controller also waits for pods that never end, such as one on a
-machine that is gone.
+machine that is gone. With retries, all entries of an attempt fail with the head, so that the
+controller, which starts each failed index again, starts the whole job again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from cloudjob.backends.kubernetes import engine as engines
 from cloudjob.backends.kubernetes import pod
 from cloudjob.backends.kubernetes.engine import Engine, Resource, Stage
-from cloudjob.backends.kubernetes.pod import ENTRY_PATH, JOB_LABEL, Names
+from cloudjob.backends.kubernetes.pod import ENTRY_PATH, FAILURES, JOB_LABEL, Names
 from cloudjob.model.status import JobState
 from cloudjob.model.submission import Submission
 from jobentry.contract import names
@@ -24,6 +25,9 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 # The Job controller sets this variable in each pod.
 _INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 _COMMAND = f'{names.VC_TASK_INDEX}="${_INDEX_VARIABLE}" exec sh {ENTRY_PATH}/boot.sh "$@"'
+# This one has the number of failed pods of the index, which the controller annotates.
+_FAILURES_VARIABLE = "JOB_INDEX_FAILURES"
+_NUMBERED = f"{names.CLOUDJOB_ATTEMPT}=$((${{{_FAILURES_VARIABLE}:-0}} + 1)) {_COMMAND}"
 # A list of indexes is in ascending order: "0,2-5".
 _HAS_HEAD = re.compile(r"0(?!\d)", re.ASCII)
 
@@ -35,7 +39,7 @@ class IndexedJob(Engine):
     resource = RESOURCE
     # The first version in which backoffLimitPerIndex and podReplacementPolicy are on.
     min_version = (1, 29)
-    no_retries = "Kubernetes restarts single pods of a Job, whose other nodes have then ended"
+    restarts_each_node = True
     needs_services = True
     reads_pods = True
     kueue_resumes = True
@@ -54,7 +58,9 @@ class IndexedJob(Engine):
         """Return the job's manifest."""
         spec = submission.spec
         hosts = self.hosts(job_names.name, spec.nodes)
-        body = body_of(submission, job_names, hosts, has_delivery=has_delivery)
+        body = body_of(
+            submission, job_names, hosts, has_delivery=has_delivery, retries=spec.retries
+        )
         body["template"]["spec"].setdefault("subdomain", job_names.name)
         return engines.queued_manifest(RESOURCE, submission, job_names, body)
 
@@ -88,35 +94,54 @@ class IndexedJob(Engine):
         condition = held.get("Failed") or held.get("Complete") or {}
         ended_at = status.get("completionTime") or condition.get("lastTransitionTime") or ""
         resumed = conditions.get("Suspended") or {}
-        is_again = resumed.get("status") == "False"
+        retries = int((job.get("spec") or {}).get("backoffLimitPerIndex") or 0)
+        is_again = bool(retries and status.get("failed"))
+        is_resumed = resumed.get("status") == "False" and not is_again
         return Stage(
             state=state,
             native=native,
             message=engines.message_of(condition) if state is JobState.FAILED else "",
             ended_at=str(ended_at) if state.is_final else "",
             started_at=str(status.get("startTime") or "") if state is JobState.RUNNING else "",
-            attempt_at=str(resumed.get("lastTransitionTime") or "") if is_again else "",
+            attempt_at=str(resumed.get("lastTransitionTime") or "") if is_resumed else "",
+            is_again=is_again,
             has_asked="Suspended" in held,
+            may_restart=retries > 0,
+            attempts=retries and retries + 1,
         )
 
 
 def body_of(
-    submission: Submission, job_names: Names, hosts: tuple[str, ...], *, has_delivery: bool
+    submission: Submission,
+    job_names: Names,
+    hosts: tuple[str, ...],
+    *,
+    has_delivery: bool,
+    retries: int = 0,
 ) -> dict[str, Any]:
-    """Return the ``spec`` of the Job whose pods are the nodes."""
+    """Return the ``spec`` of the Job whose pods are the nodes.
+
+    Args:
+        retries: How many times the controller starts each node again.
+    """
     spec = submission.spec
     variables = pod.variables(submission, hosts, job_names.name)
-    command = ["sh", "-c", _COMMAND, "jobentry"]
-    template = pod.template(submission, job_names, variables, command, has_delivery=has_delivery)
+    command = _COMMAND
+    if retries:
+        command = _NUMBERED
+        failures = {_FAILURES_VARIABLE: f"metadata.annotations['{FAILURES}']"}
+        plain_variables = {**variables.shown, names.CLOUDJOB_ENDS_TOGETHER: "1"}
+        variables = variables._replace(shown=plain_variables, fields={**pod.FIELDS, **failures})
+    words = ["sh", "-c", command, "jobentry"]
+    template = pod.template(submission, job_names, variables, words, has_delivery=has_delivery)
     return {
         "completionMode": "Indexed",
         "completions": spec.nodes,
         "parallelism": spec.nodes,
         # The entries notice that a node has failed. With a limit for the whole Job, the
         # controller would end the head before it has written its record.
-        "backoffLimitPerIndex": 0,
-        # A pod that is being deleted is not replaced: its successor would look for nodes that
-        # have ended.
+        "backoffLimitPerIndex": retries,
+        # A pod is replaced only when it has ended: two attempts of a node never overlap.
         "podReplacementPolicy": "Failed",
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
         "template": template,

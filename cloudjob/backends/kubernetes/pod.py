@@ -21,6 +21,8 @@ HOME = "/home/ma-user"
 CONTAINER = "cloudjob"
 JOB_LABEL = "cloudjob.job"
 MANAGER_LABEL = "app.kubernetes.io/managed-by"
+# In this annotation, the Job controller counts the failed pods of an index.
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
 # The folders of the entry, the same as in our own images, and of its secrets in a pod.
 ENTRY_PATH = "/opt/cloudjob"
 DELIVERY_PATH = "/run/cloudjob"
@@ -34,12 +36,12 @@ _NO_PROXY = {
 # Without this, Open MPI prints a warning for each message between ranks (ADR 8, docker).
 _OPEN_MPI = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 # Per node; the kubelet sets them once the pod is scheduled.
-_FIELDS = {
+FIELDS = {
     names.MA_CURRENT_IP: "status.podIP",
     names.MA_CURRENT_HOST_IP: "status.hostIP",
     names.MA_CURRENT_INSTANCE_NAME: "metadata.name",
 }
-PER_NODE = (*_FIELDS, names.VC_TASK_INDEX, names.VK_TASK_INDEX)
+PER_NODE = (*FIELDS, names.VC_TASK_INDEX, names.VK_TASK_INDEX)
 
 
 class Names(NamedTuple):
@@ -73,10 +75,12 @@ class Variables(NamedTuple):
     Args:
         shown: The variables in the pod's manifest.
         delivered: The variables in a Secret: secrets, and values that JSON cannot hold.
+        fields: The paths of the pod's fields that are variables.
     """
 
     shown: Mapping[str, str]
     delivered: Mapping[str, str]
+    fields: Mapping[str, str] = FIELDS
 
 
 def variables(
@@ -147,7 +151,7 @@ def template(
             *({"name": key, "value": exact(value)} for key, value in plain_env.items()),
             *(
                 {"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-                for key, path in _FIELDS.items()
+                for key, path in job_env.fields.items()
             ),
         ],
         "volumeMounts": mounts,

@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 from cloudjob.backends.kubernetes import reasons, waiting
 from cloudjob.backends.kubernetes.engine import Engine, Stage
-from cloudjob.backends.kubernetes.pod import CONTAINER
+from cloudjob.backends.kubernetes.pod import CONTAINER, FAILURES
 from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
 from cloudjob.model import times
-from cloudjob.model.status import JobState, Wait, WaitPhase
+from cloudjob.model.status import Attempt, JobState, Wait, WaitPhase
 from jobentry.contract.exits import Cause, Failure
 
 _GOOD = "Succeeded"
 _OVER = (_GOOD, "Failed")
 _DISRUPTED = "DisruptionTarget"
 _IS_LOST = "but its head is lost"
+_RESTARTING = "Restarting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Pod:
             empty if it does not say when, None if the machine reports.
         is_over: Whether its container will write nothing more; sidecars may still run.
         is_held: Whether its container has ended, and sidecars keep it from ending.
+        failures: How many pods of this node have failed before, if its controller counts them.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Pod:
     silent_since: str | None = None
     is_over: bool = False
     is_held: bool = False
+    failures: int = 0
 
     @property
     def is_in_trouble(self) -> bool:
@@ -129,7 +132,13 @@ def pod_of(
         silent_since=_silent_since(status) if "running" in state else None,
         is_over=has_ended or is_over,
         is_held=has_ended and not is_over and _has_running(status),
+        failures=_failures(metadata.get("annotations") or {}),
     )
+
+
+def _failures(annotations: Mapping[str, Any]) -> int:
+    text = str(annotations.get(FAILURES) or "")
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _has_running(status: Mapping[str, Any]) -> bool:
@@ -171,6 +180,7 @@ def status_of(
     """
     nodes = [pod for pod in pods if pod.node is not None]
     stage = stage_of(engine, job, nodes, is_cancelled=is_cancelled)
+    nodes = current(stage, nodes)
     stage = _with_pods(engine, stage, nodes, is_cancelled=is_cancelled)
     starts = [pod.started_at for pod in nodes if pod.started_at]
     started_at = min(starts, default="") or _time(stage.started_at) or None
@@ -184,17 +194,25 @@ def status_of(
         native = f"{stage.native} ({worst_wait.message})"
     silent = [pod for pod in nodes if pod.is_cut_off]
     wait = _wait(_absent(nodes), waits) or _wait(silent, ())
-    awaits_pods = stage.state is JobState.PENDING or stage.native == "Restarting"
-    if wait is None and awaits_pods and not nodes:
-        wait = _without_pods(job, stage)
-    return unended(stage.state, native, started_at, wait)
+    awaits_pods = stage.state is JobState.PENDING or stage.native == _RESTARTING
+    if wait is None and awaits_pods and (not nodes or stage.attempts):
+        wait = _without_pods(job, stage, nodes)
+    return unended(stage.state, native, started_at, wait, _attempt(stage, nodes))
+
+
+def current(stage: Stage, pods: Iterable[Pod]) -> list[Pod]:
+    """Return the last pod of each node: a controller may keep those of earlier attempts."""
+    nodes = [pod for pod in pods if pod.node is not None]
+    if not stage.may_restart:
+        return nodes
+    return list({pod.node: pod for pod in sorted(nodes, key=lambda pod: pod.created_at)}.values())
 
 
 def stage_of(
     engine: Engine, job: Mapping[str, Any], pods: Iterable[Pod], *, is_cancelled: bool
 ) -> Stage:
     """Return what the operator says of a job, unless it has ended it before the head has ended."""
-    stage = engine.stage(job, is_cancelled)
+    stage = _with_attempt(engine.stage(job, is_cancelled), pods)
     if stage.state not in engine.early_ends:
         return stage
     head = next((pod for pod in pods if pod.node == 0), None)
@@ -213,6 +231,16 @@ def stage_of(
         return stage._replace(state=JobState.RUNNING, native=native, message="", ended_at="")
     if stage.state is JobState.SUCCEEDED and (head.exit_code or head.phase == "Failed"):
         return stage._replace(state=JobState.FAILED)
+    return stage
+
+
+def _with_attempt(stage: Stage, pods: Iterable[Pod]) -> Stage:
+    """Return whether a job has failed before, of which its status tells only some time later.
+
+    The controller counts a failed pod after it has replaced the pod.
+    """
+    if stage.attempts and any(pod.failures for pod in pods):
+        return stage._replace(is_again=True, attempt_at="")
     return stage
 
 
@@ -251,10 +279,23 @@ def _counted(stage: Stage, nodes: list[Pod]) -> Stage:
         # Workers on a machine that is gone never end.
         native = f"{stage.native}, but its head has succeeded"
         return stage._replace(state=JobState.SUCCEEDED, native=native)
-    if stage.state is JobState.PENDING and any(
-        pod.has_started and not pod.is_leaving for pod in nodes
-    ):
-        return stage._replace(state=JobState.RUNNING, native="Running")
+    # A suspended job keeps pods that had ended before.
+    kept = [pod for pod in nodes if not (pod.is_leaving or (stage.has_asked and pod.is_over))]
+    if stage.state is JobState.PENDING and any(pod.has_started for pod in kept):
+        stage = stage._replace(state=JobState.RUNNING, native="Running")
+    has_failed = stage.is_again or any(pod.is_over for pod in nodes)
+    if stage.attempts and has_failed and not stage.has_asked:
+        return _between(stage, nodes)
+    return stage
+
+
+def _between(stage: Stage, nodes: list[Pod]) -> Stage:
+    """Return the status of a job that has failed before, if its next attempt has not begun."""
+    heads = [pod for pod in nodes if pod.node == 0]
+    if all(pod.is_over and pod.failures + 1 < stage.attempts for pod in heads):
+        return stage._replace(native=_RESTARTING)
+    if not any(pod.has_started for pod in nodes):
+        return stage._replace(state=JobState.PENDING, native="Pending")
     return stage
 
 
@@ -302,7 +343,19 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
         # cancel is annotated on the job.
         stop=Stop.PLATFORM if is_asked or has_failed else Stop.OUTSIDE,
         is_unwatched=stage.is_unwatched,
+        attempt=_attempt(stage, nodes),
     )
+
+
+def _attempt(stage: Stage, nodes: list[Pod]) -> Attempt | None:
+    """Return which attempt of a job this is; None if its pods do not tell.
+
+    When a job is suspended, the pods of its last attempt are deleted.
+    """
+    head = next((pod for pod in nodes if pod.node == 0), None)
+    if head is None or not stage.attempts or stage.has_asked:
+        return None
+    return Attempt(head.failures + 1, stage.attempts)
 
 
 def _decided(stage: Stage, nodes: list[Pod], decision: Decision, started_at: str | None) -> Ended:
@@ -340,9 +393,11 @@ def _outcome(decision: Decision) -> tuple[Cause, Failure | None]:
 
 
 def _attempt_at(stage: Stage, nodes: list[Pod]) -> str:
-    """Return when the last attempt began: with its first pod, if the engine does not say so."""
+    """Return when the last attempt began: with its head, if the engine does not say so."""
     if stage.is_again and not stage.attempt_at:
-        return min((pod.created_at for pod in nodes if pod.created_at), default="")
+        # A worker may be replaced while the head of the attempt before writes its record.
+        heads = [pod for pod in nodes if pod.node == 0]
+        return min((pod.created_at for pod in heads or nodes if pod.created_at), default="")
     return _time(stage.attempt_at)
 
 
@@ -392,9 +447,13 @@ def _wait_of(pod: Pod) -> Wait | None:
     return pod.wait
 
 
-def _without_pods(job: Mapping[str, Any], stage: Stage) -> Wait:
-    """Return what a job waits for that has no pods, and of which nothing else is known."""
+def _without_pods(job: Mapping[str, Any], stage: Stage, nodes: list[Pod]) -> Wait:
+    """Return what a job waits for whose next pods do not exist, if nothing else is known."""
     since = _time(job["metadata"].get("creationTimestamp"))
+    if stage.attempts and stage.native == _RESTARTING:
+        since = max((pod.ended_at for pod in nodes), default="") or since
+        text = "its last attempt has failed, and the cluster starts it again"
+        return Wait(phase=WaitPhase.CREATION, since=since, message=text)
     if stage.native == "Suspended":
         text = "it is suspended, and a queue or a user may resume it"
         return Wait(phase=WaitPhase.QUEUE, since=since, message=text)

@@ -61,7 +61,7 @@ def find(
 def _engine_problems(spec: JobSpec, engine: Engine, engines: Iterable[Engine]) -> Iterator[str]:
     """Yield settings that the operator does not support."""
     if spec.retries and engine.no_retries:
-        able = " and ".join(each.name for each in engines if not each.no_retries)
+        able = ", ".join(each.name for each in engines if not each.no_retries)
         yield f"retries: {engine.no_retries} (given {spec.retries}; allowed 0; {able} can)"
     if engine.no_pod_metadata and spec.kubernetes.pod.get("metadata"):
         yield f"kubernetes.pod.metadata: {engine.no_pod_metadata} (allowed: spec)"

@@ -79,6 +79,7 @@ class NodeEnv(NamedTuple):
         hang_action: What to do with a job that hangs: one of ``hang_actions.ACTIONS``.
         hang_after_s: How many seconds after the report of the hang to end the job.
         hang_scale: A factor for the times after which a job counts as hung.
+        ends_together: Whether workers wait for the job's final exit code, and end with it.
     """
 
     job: str = "job"
@@ -112,6 +113,7 @@ class NodeEnv(NamedTuple):
     hang_after_s: float = DEFAULT_HANG_AFTER_S
     hang_scale: float = 1.0
     first_version: bool = False
+    ends_together: bool = False
     open_mpi: OpenMpi = OpenMpi()
     mindspore: MindSpore = MindSpore()
 
@@ -483,6 +485,7 @@ _SETTINGS: Mapping[type, Mapping[str, tuple[str, _Form]]] = {
         "hang_after_s": (names.CLOUDJOB_HANG_AFTER_S, _SECONDS),
         "hang_scale": (names.CLOUDJOB_HANG_SCALE, _FACTOR),
         "first_version": (names.CLOUDJOB_FIRST_VERSION, _FLAG),
+        "ends_together": (names.CLOUDJOB_ENDS_TOGETHER, _FLAG),
     },
     OpenMpi: {
         "np": (names.OPENMPI_NP, _RANKS),

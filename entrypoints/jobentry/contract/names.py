@@ -132,6 +132,8 @@ CLOUDJOB_STRICT = "CLOUDJOB_STRICT"
 CLOUDJOB_ATTEMPT = "CLOUDJOB_ATTEMPT"
 CLOUDJOB_PREVIOUS_CAUSE = "CLOUDJOB_PREVIOUS_CAUSE"
 CLOUDJOB_PREVIOUS_DIR = "CLOUDJOB_PREVIOUS_DIR"
+# Whether the platform starts single nodes again, so that all must fail for another attempt.
+CLOUDJOB_ENDS_TOGETHER = "CLOUDJOB_ENDS_TOGETHER"
 # The folder that was packed, where nodes see it and Python may import from it.
 CLOUDJOB_SOURCE = "CLOUDJOB_SOURCE"
 # The variables that the shell that started the entry has dropped because of their names.

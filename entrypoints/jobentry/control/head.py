@@ -156,6 +156,7 @@ class Head:
                 if self._stop.has_begun:
                     break
             self._pool.end(exits.ENTRY_FAILED, is_over=False, patience_s=CLEAN_UP_S, reason=reason)
+            self.dismiss(exits.ENTRY_FAILED)
         finally:
             self._loop.close()
 
@@ -267,6 +268,10 @@ class Head:
             message = worker.problem
         failure = Failure(worker.index, worker.host, exit_code=code, message=message)
         return Outcome(code, cause, failure)
+
+    def dismiss(self, code: int) -> None:
+        """Let the workers end that wait for the exit code of this node."""
+        self._pool.dismiss(code)
 
 
 def _rank_end(worker: RemoteWorker, values: dict[str, Any]) -> RankEnd:

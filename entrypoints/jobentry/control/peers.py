@@ -33,7 +33,10 @@ _SILENT_AGAIN_S = 5.0
 # kernel has closed or reset the connection and no new one was possible.
 _DEAD_S = 1.0
 _CLOSED_S = 5.0
+# Seconds for which the head tries to send the final exit code to workers that wait for it.
+_DISMISS_S = 10.0
 _NO_ENTRY = "it can be reached, but its entry does not answer: what does its own log say?"
+_ENDED = "its entry ended"
 
 
 class RemoteWorker:
@@ -59,6 +62,8 @@ class RemoteWorker:
         # Why its outputs are not stored.
         self.problem = ""
         self.reason = ""
+        # Whether it stays until the exit code of the job is final.
+        self.is_held = False
         # How it ended before it had answered, if the backend has reported that.
         self.early_end: Failure | None = None
         self.clock_ahead_s = 0.0
@@ -77,6 +82,7 @@ class RemoteWorker:
         self.is_gone = False
         # Whether the worker has reported that its outputs are stored, or why they are not.
         self.has_left = False
+        self._is_dismissed = False
         self.link = Link(self._received, self._disconnected)
         self._dial: Dial | None = None
         self._entry = ""
@@ -109,6 +115,11 @@ class RemoteWorker:
         """Send a message to the worker, unless it is gone."""
         if not self.is_gone:
             self.link.send(kind, **values)
+
+    def dismiss(self, **values: Any) -> None:
+        """Let the worker end, which waits for this: its last message could be lost otherwise."""
+        self._is_dismissed = True
+        self.send("bye", **values)
 
     def close(self) -> None:
         """Close the connection, and stop trying to reach the worker."""
@@ -212,6 +223,9 @@ class RemoteWorker:
         """Handle the end of the connection."""
         if self.is_gone:
             return
+        if self._is_dismissed:
+            self._lose(_ENDED)
+            return
         if how in (Break.CLOSED, Break.RESET):
             self._closed_since = self._loop.now_s()
         if self._dial is not None:
@@ -237,12 +251,12 @@ class RemoteWorker:
             self.is_idle = True
         elif kind == "left":
             self.problem = values["trouble"]
-            # The worker waits for this; if it ended earlier, its last message could be lost.
-            self.send("bye")
             self.has_left = True
+            if not self.is_held:
+                self.dismiss()
         self._message(self, message)
-        if self.has_left:
-            self._lose("its entry ended")
+        if self._is_dismissed:
+            self._lose(_ENDED)
 
 
 class WorkerPool:
@@ -334,18 +348,37 @@ class WorkerPool:
         """
         self._is_ending = True
         self.stop_waiting()
+        for worker in self.workers:
+            worker.is_held = self._node.ends_together
         self.send("job-ended", code=code, is_over=is_over, reason=reason)
         deadline = self._loop.now_s() + patience_s
         while self._loop.now_s() < deadline:
             if all(
-                worker.is_absent or worker.silent_s >= silent_limit_s for worker in self.workers
+                worker.is_absent or worker.has_left or worker.silent_s >= silent_limit_s
+                for worker in self.workers
             ):
                 break
             self._loop.step()
+        waiting = self._waiting()
         for worker in self.workers:
+            if worker not in waiting:
+                worker.close()
+        return [worker for worker in self.workers if worker.is_ready and not worker.has_left]
+
+    def dismiss(self, code: int) -> None:
+        """Let the workers end that wait for the final exit code of the job."""
+        waiting = self._waiting()
+        for worker in waiting:
+            worker.dismiss(code=code)
+        deadline = self._loop.now_s() + _DISMISS_S
+        while not all(worker.is_gone for worker in waiting) and self._loop.now_s() < deadline:
+            self._loop.step()
+        for worker in waiting:
             worker.close()
         self._loop.stop_clock()
-        return [worker for worker in self.workers if worker.is_ready and not worker.has_left]
+
+    def _waiting(self) -> list[RemoteWorker]:
+        return [worker for worker in self.workers if worker.has_left and not worker.is_gone]
 
     def unfit(self) -> list[node_table.Row]:
         """Return the workers that are absent, or do not match the head."""

@@ -95,6 +95,8 @@ class Worker:
         self._has_head = False
         self._reported_s = transport.SILENT_S
         self._code: int | None = None
+        # The exit code of the head, if the nodes end together.
+        self._final_code: int | None = None
         # Whether the job is complete, as reported by the head.
         self.is_over = False
         self._is_stopping = False
@@ -153,21 +155,31 @@ class Worker:
         except TimeoutError:
             return "storing the outputs was not done in time when the job was stopped"
 
-    def leave(self, problem: str) -> None:
-        """Report to the head that this node is done, and any problem with its outputs.
+    def leave(self, problem: str) -> int:
+        """Report to the head that this node is done, and return the exit code of this node.
 
         Returns when the head has confirmed it, or is gone: this node may end a moment later, and a
         message still on its way would be lost.
+
+        Args:
+            problem: A problem with the outputs of this node; empty for none.
         """
         phases = [phase[:3] for phase in self._journal.phases]
         relay = self._loop.relay
         log = {"missing_bytes": relay.missing_bytes, "reason": relay.reason}
         self._send("left", trouble=problem, phases=phases, log=log)
-        deadline = time.monotonic() + (_LEAVE_S if self.stopped_at else float("inf"))
-        while self._has_head and time.monotonic() < deadline:
+        left_at = time.monotonic()
+        while self._has_head:
+            if self.stopped_at and time.monotonic() > max(left_at, self.stopped_at) + _LEAVE_S:
+                break
             self._loop.step()
         self._listener.close()
         self._link.detach()
+        if self._final_code is not None:
+            return self._final_code
+        assert self._code is not None
+        # Without its word, the head has failed, and every node is needed again.
+        return self._code or (exits.ENTRY_FAILED if self._node.ends_together else 0)
 
     def _send(self, kind: str, **values: object) -> None:
         self._link.send(kind, **values)
@@ -243,8 +255,9 @@ class Worker:
         # Sent only now, as the head derives this node's clock from it.
         self._send("ready", **self._facts(), at_s=time.time())
 
-    def _dismissed(self) -> None:
+    def _dismissed(self, code: int | None = None) -> None:
         self._has_head = False
+        self._final_code = code
 
     def _job_ended(self, code: int, reason: str, *, is_over: bool) -> None:
         self._code = code

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 
@@ -73,7 +73,7 @@ while not over:
 class Head:
     """A head with only its connections to workers."""
 
-    def __init__(self, folder: Path, kinds: tuple[str, ...], stall_s: float = 300.0) -> None:
+    def __init__(self, folder: Path, kinds: tuple[str, ...], **settings: Any) -> None:
         self.folder = folder
         self.kinds = kinds
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -81,7 +81,7 @@ class Head:
             job="j",
             hosts=("head", *(f"{kind}{i}" for i, kind in enumerate(kinds, 1))),
             control_dir=str(folder),
-            stall_s=stall_s,
+            **settings,
         )
         where = node_paths({"CLOUDJOB_NODE_DIR": str(folder), "MA_HOME": str(folder)}, node)
         where = where._replace(node_dir=str(folder), log_dir=str(folder))
@@ -162,8 +162,8 @@ def make_head(tmp_path: Path) -> Iterator[Callable[..., Head]]:
     """A function that creates a head with workers of the given kinds."""
     heads: list[Head] = []
 
-    def make(*kinds: str, stall_s: float = 300.0) -> Head:
-        heads.append(Head(tmp_path, kinds, stall_s))
+    def make(*kinds: str, **settings: Any) -> Head:
+        heads.append(Head(tmp_path, kinds, **settings))
         return heads[-1]
 
     with signals_restored():
@@ -176,7 +176,7 @@ def test_a_head_in_a_test_ends_no_process_of_other_tests(tmp_path: Path):
     """Such as a server that a whole session uses."""
     server = subprocess.Popen(["sleep", "600"])
     with signals_restored():
-        Head(tmp_path, (), 300.0).close()
+        Head(tmp_path, ()).close()
 
     assert server.poll() is None
     server.kill()
@@ -518,8 +518,30 @@ def test_a_worker_that_never_confirms_is_reported_after_the_limit(make_head: Cal
     assert [(worker.host, worker.is_gone) for worker in unconfirmed] == [("frozen2", False)]
 
 
-def test_a_worker_that_leaves_while_the_job_runs_is_lost(make_head: Callable[..., Head]):
-    head = make_head("leaves")
+def test_workers_that_end_together_stay_until_the_exit_code_is_final(
+    make_head: Callable[..., Head], tmp_path: Path
+):
+    head = make_head("good", "full", "lost", ends_together=True)
+    head.open()
+    head.wait_for_all_workers()
+
+    unconfirmed = head.workers.end(0, is_over=True, patience_s=60.0)
+
+    assert [worker.host for worker in unconfirmed] == ["lost3"]
+    assert [worker.problem for worker in head.workers.workers[:2]] == ["", "no room"]
+    for index in (1, 2):
+        assert "bye" not in (tmp_path / str(index) / "got").read_text().split()
+    head.workers.dismiss(125)
+    for index in (1, 2):
+        assert head.processes[index].wait(60) == 0
+        assert (tmp_path / str(index) / "got").read_text().split()[-1] == "bye"
+
+
+@pytest.mark.parametrize("ends_together", [False, True])
+def test_a_worker_that_leaves_while_the_job_runs_is_lost(
+    make_head: Callable[..., Head], ends_together: bool
+):
+    head = make_head("leaves", ends_together=ends_together)
     head.open()
 
     head.until(lambda: head.lost)

@@ -25,17 +25,16 @@ from jobentry.launchers.common import Launch, Process
 from jobentry.control.loop import NodeSetup
 from jobentry.control.worker import ControlSocket, Worker
 from jobentry.node.journal import Journal
-folder, processes = sys.argv[1], json.loads(sys.argv[2])
+folder, processes, settings = sys.argv[1], *map(json.loads, sys.argv[2:])
 plan = Launch(tuple(Process(name, tuple(argv), {}) for name, argv in processes), 2, cwd=folder)
-node = NodeEnv(job="j", node=1, hosts=("head", "here"), stall_s=float(sys.argv[3]))
+node = NodeEnv(job="j", node=1, hosts=("head", "here"), **settings)
 server = handshake.listen(0, "127.0.0.1")
 paths = NodePaths(folder, folder, folder, folder, folder)
 setup = NodeSetup(node, paths, Journal())
 worker = Worker(setup, plan, dict, ControlSocket(server, b"the key of the job"))
 handshake.announce(server, folder, 1)
-code = worker.run()
-worker.leave("")
-sys.exit(code)
+worker.run()
+sys.exit(worker.leave(""))
 """
 
 
@@ -43,13 +42,13 @@ class WorkerHead(Head):
     """The worker, and the head's end of its connection."""
 
     def __init__(
-        self, folder: Path, processes: list[tuple[str, list[str]]], stall_s: float = 300.0
+        self, folder: Path, processes: list[tuple[str, list[str]]], **settings: object
     ) -> None:
         os.mkfifo(folder / "events")
         self.folder = folder
         with (folder / "err").open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", WORKER, folder, json.dumps(processes), str(stall_s)],
+                [sys.executable, "-c", WORKER, folder, json.dumps(processes), json.dumps(settings)],
                 env={"PYTHONPATH": str(ENTRYPOINTS), "PATH": os.environ["PATH"]},
                 stderr=err,
             )
@@ -74,8 +73,8 @@ def start_worker(tmp_path: Path) -> Iterator[Any]:
     """A function that starts a worker with processes to launch; it is killed after the test."""
     started: list[WorkerHead] = []
 
-    def start(*processes: tuple[str, list[str]], stall_s: float = 300.0) -> WorkerHead:
-        started.append(WorkerHead(tmp_path, list(processes), stall_s))
+    def start(*processes: tuple[str, list[str]], **settings: object) -> WorkerHead:
+        started.append(WorkerHead(tmp_path, list(processes), **settings))
         return started[0]
 
     yield start
@@ -110,6 +109,23 @@ def test_a_worker_stays_until_the_head_knows_that_its_outputs_are_stored(start_w
     head.send("bye")
 
     assert head.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("final", [0, 125, None])
+def test_a_worker_that_ends_with_its_head_has_the_same_exit_code(
+    start_worker: Any, final: int | None
+):
+    """The ranks have succeeded, and then the outputs of another node may not be stored."""
+    head = start_worker(ends_together=True)
+    head.send("job-ended", code=0, is_over=True, reason="")
+    head.receive("left")
+    if final is None:
+        # The head was killed.
+        head.close()
+    else:
+        head.send("bye", code=final)
+
+    assert head.process.wait(60) == (125 if final is None else final)
 
 
 def test_a_worker_logs_why_its_head_ends_before_there_are_ranks(start_worker: Any):

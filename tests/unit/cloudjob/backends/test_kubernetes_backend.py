@@ -894,6 +894,7 @@ def test_auto_chooses_the_first_engine_that_the_user_can_use(
     [
         (("volcano", "job", "jobset"), "volcano"),
         (("mpi-operator", "job", "jobset"), "jobset"),
+        (("mpi-operator", "job"), "job"),
     ],
 )
 def test_auto_chooses_an_engine_that_can_restart_a_job_with_retries(

@@ -245,6 +245,20 @@ def test_the_service_of_an_indexed_job_names_all_of_its_pods(nodes: int):
     assert INDEXED.node_of("train-2345678b", {"metadata": {"name": "train-2345678b-0-x"}}) is None
 
 
+@pytest.mark.parametrize("failures", [0, 2])
+def test_the_nodes_of_an_indexed_job_with_retries_know_their_attempt(failures: int):
+    job_request = build("job", nodes=2, retries=2)
+    pods = operators.indexed_job(dict(job_request.body), failures={0: failures, 1: failures}).pods
+    objects = kubelet.Objects(request.objects(job_request, b"a key"))
+
+    for item in pods:
+        started = kubelet.container(item, objects, ip="10.0.0.1")
+        container_env = kubelet.shell_environment(started)
+        assert container_env[names.CLOUDJOB_ATTEMPT] == str(failures + 1)
+        assert env.read(container_env).ends_together
+    assert job_request.body["spec"]["backoffLimitPerIndex"] == 2
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_the_entry_of_each_pod_can_read_its_variables(engine: str, nodes: int):
@@ -509,13 +523,8 @@ def mounted(*paths: str, name: str = "") -> dict[str, Any]:
         (
             "ms-operator",
             {"retries": 1},
-            "retries: the MindSpore operator cannot restart a whole job",
-        ),
-        (
-            "job",
-            {"retries": 1},
-            "retries: Kubernetes restarts single pods of a Job, whose other nodes have then ended "
-            "(given 1; allowed 0; volcano and jobset can)",
+            "retries: the MindSpore operator cannot restart a whole job (given 1; allowed 0; "
+            "volcano, job, jobset can)",
         ),
         (
             "ms-operator",

@@ -22,7 +22,7 @@ from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.backends.kubernetes.state import Decision
 from cloudjob.backends.native import Ended, Running, Waiting
 from cloudjob.model import summary, times
-from cloudjob.model.status import JobState, Outlook, WaitPhase, exit_code
+from cloudjob.model.status import Attempt, JobState, Outlook, WaitPhase, exit_code
 from cloudjob.tracking import verdict
 from jobentry.contract.exits import Cause, ExitRecord, Outcome
 from tests.support import jobset, operators
@@ -373,7 +373,8 @@ def head_is_lost(job: Job) -> None:
 
 
 def with_retries(job: Job) -> None:
-    job.job["spec"] |= {"maxRetry": 2, "failurePolicy": {"maxRestarts": 1}}
+    limits = {"maxRetry": 2, "failurePolicy": {"maxRestarts": 1}, "backoffLimitPerIndex": 1}
+    job.job["spec"] |= limits
 
 
 def never_given_up(code: int) -> Callable[[Job], None]:
@@ -937,7 +938,7 @@ def test_a_job_ends_when_it_has_waited_as_long_as_its_user_allows(tmp_path: Path
 LOSSES = {
     "its operator waits for it": (
         lambda job: (head_is_lost(job), with_retries(job), job.remove(1))[0],
-        ("volcano", "jobset"),
+        ("volcano", "jobset", "job"),
     ),
     "never given up": (never_given_up(1), ("volcano", "job", "jobset", "mpi-operator")),
     "never given up, and no worker has failed": (never_given_up(0), tuple(ENGINES)),
@@ -1207,6 +1208,257 @@ def test_a_later_attempt_without_pods_has_not_waited(tmp_path: Path):
     assert isinstance(job.backend.status(job.handle), Waiting)
 
 
+# -- attempts of an Indexed Job, whose earlier pods stay -----------------------------------------
+
+AGAIN = "its last attempt has failed, and the cluster starts it again"
+
+
+class Tries(Job):
+    """An Indexed Job with two retries that runs.
+
+    Its controller counts a failed pod in the job's status only after it has replaced the pod.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("job", folder, retries=2)
+        self.failures = {0: 0, 1: 0}
+        self.replaced = 0
+        self.run(0, 1)
+
+    def fails(self, code: int, *nodes: int, reason: str = "Error") -> None:
+        """End the containers of these nodes."""
+        for node in nodes:
+            self.end(node, code, reason)
+            self.failures[node] += 1
+        bad = [str(node) for node, count in self.failures.items() if count > 2]
+        status = {"failed": self.replaced + len(bad), "failedIndexes": ",".join(bad)}
+        self.job["status"] = {"active": 0, "ready": 0, **status}
+
+    def again(self, *nodes: int, is_running: bool = True) -> None:
+        """Replace the pods of these nodes."""
+        for pod in operators.indexed_job(self.job, failures=self.failures).pods:
+            name, node = pod["metadata"]["name"], self.engine.node_of(self.name, pod)
+            if node in nodes:
+                pod["metadata"] |= {"uid": name, "creationTimestamp": AT.format(6)}
+                pod["status"] = {"phase": "Pending"}
+                self.pods[node] = self.client.objects[f"{PODS}/{name}"] = pod
+        self.replaced += len(nodes)
+        self.job["status"] |= {"failed": self.replaced}
+        if is_running:
+            status = self.job["status"]
+            self.run(*nodes)
+            self.job["status"] = status | {"ready": len(nodes)}
+
+
+def last_attempt(job: Tries) -> None:
+    for _ in range(2):
+        job.fails(137, 0, 1, reason="OOMKilled")
+        job.again(0, 1)
+
+
+def preempted_between(job: Tries) -> None:
+    job.fails(3, 0, 1)
+    pods = dict(job.client.objects)
+    job.queue(PENDING_QUOTA)
+    job.client.objects |= pods
+
+
+def refused_again(job: Tries) -> None:
+    job.fails(3, 0, 1)
+    job.event(job.name, "FailedCreate", f"Error creating: {QUOTA}", at=7)
+
+
+class Try(NamedTuple):
+    """What happens to an Indexed Job with two retries, and what its user is told."""
+
+    arrange: Callable[[Tries], object]
+    state: JobState
+    words: tuple[str, ...] = ()
+    attempt: int = 1
+    code: int | None = None
+
+
+TRIES = {
+    "its head has failed": Try(lambda job: job.fails(3, 0, 1), RUNNING, (AGAIN,)),
+    "a worker has failed, and its head stores": Try(lambda job: job.fails(3, 1), RUNNING),
+    "its worker is back before its head has ended": Try(
+        lambda job: (job.fails(137, 1), job.again(1)), RUNNING
+    ),
+    "its worker has not ended yet": Try(
+        lambda job: (job.fails(3, 0), job.again(0, is_running=False)),
+        RUNNING,
+        ("node 0: ",),
+        attempt=2,
+    ),
+    "its head was deleted": Try(
+        lambda job: (job.fails(143, 0), job.fails(125, 1), job.remove(0)), RUNNING, (AGAIN,), 0
+    ),
+    "its head was deleted, and its worker stores": Try(
+        lambda job: job.fails(143, 0), RUNNING, (AGAIN,)
+    ),
+    "the status has not counted the pods that were replaced": Try(
+        lambda job: (job.fails(3, 0, 1), job.again(0, 1), job.job["status"].update(failed=0)),
+        RUNNING,
+        attempt=2,
+    ),
+    "out of memory before": Try(
+        lambda job: (job.fails(137, 0, 1, reason="OOMKilled"), job.again(0, 1)),
+        RUNNING,
+        attempt=2,
+    ),
+    "no room for the next attempt": Try(
+        lambda job: (
+            job.fails(3, 0, 1),
+            job.again(0, 1, is_running=False),
+            job.condition(0, "PodScheduled", "False", "Unschedulable", NO_ROOM),
+        ),
+        JobState.PENDING,
+        (f"node 0: Unschedulable: {NO_ROOM}",),
+        attempt=0,
+    ),
+    "a quota refuses the next attempt": Try(refused_again, RUNNING, ("exceeded quota: gpus",)),
+    "its machine does not report": Try(
+        lambda job: (job.fails(3, 0, 1), job.again(0, 1), lost(job, 0)),
+        RUNNING,
+        ("node 0: its machine gpu-0 no longer reports",),
+        attempt=2,
+    ),
+    "success in the second attempt": Try(
+        lambda job: (
+            job.fails(3, 0, 1),
+            job.again(0, 1),
+            job.end(0, 0),
+            job.job["status"].update(completedIndexes="0"),
+        ),
+        JobState.SUCCEEDED,
+        attempt=2,
+        code=0,
+    ),
+    "success, and nobody has counted it yet": Try(
+        lambda job: (job.fails(3, 0, 1), job.again(0, 1), job.end(0, 0)),
+        JobState.SUCCEEDED,
+        attempt=2,
+        code=0,
+    ),
+    "all attempts are used": Try(
+        lambda job: (last_attempt(job), job.fails(3, 0), job.fails(3, 1)),
+        FAILED,
+        ("node 0 (", "exit code 3"),
+        attempt=3,
+        code=3,
+    ),
+    "all attempts are used, and a worker runs": Try(
+        lambda job: (last_attempt(job), job.fails(3, 0)),
+        FAILED,
+        ("node 0 (", "exit code 3"),
+        attempt=3,
+        code=3,
+    ),
+    "evicted in the last attempt": Try(
+        lambda job: (
+            last_attempt(job),
+            job.fails(137, 1, reason="Evicted"),
+            job.fails(137, 0),
+        ),
+        FAILED,
+        ("node 1 (", "Evicted"),
+        attempt=3,
+        code=137,
+    ),
+    "preempted by Kueue between attempts": Try(
+        preempted_between, JobState.PENDING, ("queue lab: WaitingForQuota: 4 more needed",), 0
+    ),
+    "cancelled between attempts": Try(
+        lambda job: (job.fails(3, 0, 1), job.cancel()), JobState.CANCELLED, code=3
+    ),
+    "cancelled in the second attempt": Try(
+        lambda job: (
+            job.fails(3, 0, 1),
+            job.again(0, 1),
+            job.end(0, 143),
+            job.end(1, 143),
+            job.cancel(),
+        ),
+        JobState.CANCELLED,
+        code=143,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRIES)
+def test_a_user_is_told_the_truth_about_each_attempt(name: str, tmp_path: Path):
+    row = TRIES[name]
+    job = Tries(tmp_path)
+    row.arrange(job)
+
+    native = job.backend.status(job.handle)
+
+    text = native.native
+    if isinstance(native, (Waiting, Running)) and row.words:
+        assert native.wait
+        assert native.wait.since
+        text = summary.wait(status_of(wait=native.wait))
+    elif isinstance(native, Ended):
+        text = native.failure.message if native.failure else ""
+        assert native.exit_code == row.code
+    assert native.state is row.state, text
+    assert {word: text.count(word) for word in row.words} == dict.fromkeys(row.words, 1), text
+    if isinstance(native, (Running, Ended)):
+        # A suspended job has lost the pods of its last attempt.
+        is_told = row.attempt and row.state is not JobState.CANCELLED
+        assert native.attempt == (Attempt(row.attempt, 3) if is_told else None)
+
+
+def test_the_record_of_an_earlier_attempt_is_not_that_of_the_last(tmp_path: Path):
+    """The head of the first attempt wrote it when the worker had been replaced already."""
+    job = Tries(tmp_path)
+    job.fails(137, 1)
+    job.again(1)
+    job.fails(3, 0)
+    job.again(0)
+    job.failures |= {0: 2, 1: 2}
+    job.fails(137, 0, 1)
+    record = ExitRecord("train", Outcome(3), ended_at=AT.format(5))
+
+    ended = job.backend.status(job.handle)
+
+    assert isinstance(ended, Ended)
+    status = verdict.with_record(status_of(), ended, record, "", lambda node: ())
+    assert status.exit_code == 137
+
+
+def test_a_pause_between_attempts_is_no_wait_for_a_start(tmp_path: Path):
+    """The first attempt has lasted longer than the job may wait."""
+    job = Tries(tmp_path)
+    job.job["metadata"]["annotations"]["cloudjob.pending-min"] = "1"
+    job.fails(3, 0, 1)
+    job.now_s += 1e4
+    assert isinstance(job.backend.status(job.handle), Running)
+    job.backend._pod_states.clear()
+
+    job.again(0, 1, is_running=False)
+    job.now_s = times.seconds_of(AT.format(6)) + 59
+    assert isinstance(job.backend.status(job.handle), Waiting)
+    job.now_s += 1
+
+    assert isinstance(job.backend.status(job.handle), Ended)
+
+
+def test_the_next_attempt_ends_if_it_cannot_start(tmp_path: Path):
+    job = Tries(tmp_path)
+    job.fails(3, 0, 1)
+    job.again(0, 1, is_running=False)
+    job.hold(0, "ImagePullBackOff", "not found")
+    job.now_s += 1e4
+
+    ended = job.backend.status(job.handle)
+
+    assert isinstance(ended, Ended)
+    assert ended.failure
+    assert "it cannot start: node 0: " in ended.failure.message
+    assert job.has_stopped
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_end_beside_a_sidecar_stays_when_the_pods_are_gone(engine: str, tmp_path: Path):
     job = Job(engine, tmp_path)
@@ -1334,7 +1586,7 @@ def test_a_worker_that_fails_at_once_on_a_slow_clock_was_not_left_out(engine: st
     assert native.reason == ""
 
 
-@pytest.mark.parametrize("engine", ["volcano", "jobset"])
+@pytest.mark.parametrize("engine", ["volcano", "jobset", "job"])
 def test_a_loss_of_an_earlier_attempt_explains_nothing(engine: str, tmp_path: Path):
     job = Job(engine, tmp_path)
     with_retries(job)
