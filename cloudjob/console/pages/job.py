@@ -23,7 +23,7 @@ from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.model.status import Hang, JobState, JobStatus, Phase, SlowRanks
-from cloudjob.model.summary import age, duration, reason
+from cloudjob.model.summary import age, cut_logs, duration, reason
 from cloudjob.model.text import counted
 from cloudjob.submission import failure_hint
 from cloudjob.tracking import Job
@@ -206,6 +206,11 @@ class _JobPage:
                 heading("Slow")
                 ui.label(displayable(self._slow.message))
                 ui.link("What each rank does over time", f"/job/{self._job.id}/ranks")
+        if texts := cut_logs(self._status):
+            with ui.card().classes("panel verdict"):
+                heading("The log is incomplete")
+                for text in texts:
+                    ui.label(displayable(text))
 
     @ui.refreshable_method
     def _buttons(self) -> None:

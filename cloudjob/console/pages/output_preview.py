@@ -17,6 +17,8 @@ from cloudjob.model.text import size_text
 from cloudjob.tracking import Job
 from cloudjob.tracking.outputs import Output
 
+_BROKEN = "The image is damaged."
+
 
 async def show_preview(job: Job, file: Output) -> None:
     """Show a file in a dialog; a stranger may have written it, so it is escaped or an image."""
@@ -58,7 +60,9 @@ def _read(job: Job, file: Output) -> Preview:
 def _show(content: Preview, job: Job, file: Output) -> None:
     if content.kind is Kind.IMAGE:
         source = url(f"/api/jobs/{job.id}/output/image", name=file.name)
-        picture = f'<img src="{escape(source)}" alt="{escape(displayable(file.name))}">'
+        name = escape(displayable(file.name))
+        says_so = f"this.replaceWith('{_BROKEN}')"
+        picture = f'<img src="{escape(source)}" alt="{name}" onerror="{says_so}">'
         ui.html(picture, sanitize=False).classes("w-full")
     elif content.kind is Kind.TABLE:
         ui.html(_table(content.rows), sanitize=False).classes("w-full")
