@@ -231,7 +231,7 @@ folder.mkdir()
 (folder / "big").write_bytes(b"01234567" * 700_000)
 (folder / os.fsdecode(b'<b>&"\\xff.html')).write_text("<script>window.hacked = 1</script>")
 dot = "47494638396101000100800000000000ffffff2c00000000010001000002024401003b"
-(folder.parent / "dot.png").write_bytes(bytes.fromhex(dot))
+(folder.parent / ("w" * 200 + ".png")).write_bytes(bytes.fromhex(dot))
 (folder.parent / "broken.png").write_bytes(b"\\x89PNG\\r\\n\\x1a\\n")
 """
 
@@ -253,8 +253,11 @@ def test_outputs_are_browsed_and_downloaded_whatever_their_names(
     time_with_zone = r"/\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \+05:45\b/"
     page.await_true(f"{time_with_zone}.test(document.body.innerText)")
     page.click(".outputs-grid a", "MODEL/")
-    page.click("[aria-label='Preview dot.png']")
+    page.click("[aria-label^='Preview www']")
     page.await_true("!!document.querySelector('.preview img')?.naturalWidth")
+    page.await_true(
+        "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.table-dialog'))"
+    )
     page.click("[aria-label='Preview broken.png']")
     page.shows("The image is damaged.")
     page.click(".outputs-grid a", "checkpoints/")

@@ -26,11 +26,11 @@ async def show_preview(job: Job, file: Output) -> None:
     with ui.dialog(value=True) as dialog, ui.card().classes("table-dialog"):
         with ui.row().classes("w-full items-center no-wrap"):
             heading(name).classes("mono")
-            ui.label(size_text(file.size_bytes)).classes("quiet")
+            ui.label(size_text(file.size_bytes)).classes("quiet shrink-0")
             ui.space()
             link = url(f"/api/jobs/{job.id}/output", name=file.name)
             save = ui.button("Download", icon="download", on_click=lambda: ui.navigate.to(link))
-            save.props("flat dense no-caps")
+            save.props("flat dense no-caps").classes("shrink-0")
             close = ui.button(icon="close", on_click=dialog.close)
             close.props('flat dense round aria-label="Close"')
         content = ui.column().classes("w-full preview")
