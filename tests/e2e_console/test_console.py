@@ -175,6 +175,9 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
     page.shows(job, "RUNNING")
     page.open(f"/job/{job}/log")
     page.shows(" of rank 0", "live")
+    # The page arrives before its backend has answered.
+    first = page.script("return fetch(location.href).then(answer => answer.text())")
+    assert "UNKNOWN" not in str(first)
     page.enter(".search input", "step 5 of")
     page.shows("1 of ", "step 5 of rank 0")
     page.open(f"/job/{job}/stacks")
