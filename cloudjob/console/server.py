@@ -29,8 +29,8 @@ from cloudjob.errors import CloudJobError, JobNotFound
 
 _HOST = "127.0.0.1"
 _END_S = 2
-# What NiceGUI raises if a page is built whose browser has left.
-_CLOSED = re.compile(r"(client this element belongs to|parent slot of .*) has been deleted")
+# What NiceGUI raises or logs if a page is built whose browser has left.
+_CLOSED = re.compile(r"(client this element belongs to|parent slot of .*|^Client) has been deleted")
 
 
 def serve(
@@ -80,7 +80,7 @@ def serve(
 def _is_about_present_browsers(record: logging.LogRecord) -> bool:
     """Drop NiceGUI's tracebacks about pages that were closed while they were built."""
     error = record.exc_info[1] if record.exc_info else record.msg
-    return not (isinstance(error, RuntimeError) and _CLOSED.search(str(error)))
+    return not (isinstance(error, (RuntimeError, str)) and _CLOSED.search(str(error)))
 
 
 async def _problem(request: Request, error: Exception) -> Response:

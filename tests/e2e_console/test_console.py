@@ -20,7 +20,7 @@ from cloudjob.console.server import opening_page
 from cloudjob.emulator import daemon
 from cloudjob.home import records_path
 from cloudjob.home.records import JobRecord, Records
-from cloudjob.model.status import Failure, JobState, JobStatus, to_json
+from cloudjob.model.status import CutLog, Failure, JobState, JobStatus, to_json
 from cloudjob.model.text import size_text
 from tests.support.browser import Laptop, Page, run
 from tests.support.emulator import running
@@ -175,6 +175,9 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
     page.shows(job, "RUNNING")
     page.open(f"/job/{job}/log")
     page.shows(" of rank 0", "live")
+    # The page arrives before its backend has answered.
+    first = page.script("return fetch(location.href).then(answer => answer.text())")
+    assert "UNKNOWN" not in str(first)
     page.enter(".search input", "step 5 of")
     page.shows("1 of ", "step 5 of rank 0")
     page.open(f"/job/{job}/stacks")
@@ -230,6 +233,9 @@ folder = Path(os.environ["MODEL"], "checkpoints")
 folder.mkdir()
 (folder / "big").write_bytes(b"01234567" * 700_000)
 (folder / os.fsdecode(b'<b>&"\\xff.html')).write_text("<script>window.hacked = 1</script>")
+dot = "47494638396101000100800000000000ffffff2c00000000010001000002024401003b"
+(folder.parent / ("w" * 200 + ".png")).write_bytes(bytes.fromhex(dot))
+(folder.parent / "broken.png").write_bytes(b"\\x89PNG\\r\\n\\x1a\\n")
 """
 
 
@@ -251,6 +257,13 @@ def test_outputs_are_browsed_and_downloaded_whatever_their_names(
     time_with_zone = r"/\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \+05:45\b/"
     page.await_true(f"{time_with_zone}.test(document.body.innerText)")
     page.click(".outputs-grid a", "MODEL/")
+    page.click("[aria-label^='Preview www']")
+    page.await_true("!!document.querySelector('.preview img')?.naturalWidth")
+    page.await_true(
+        "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.table-dialog'))"
+    )
+    page.click("[aria-label='Preview broken.png']")
+    page.shows("The image is damaged.")
     page.click(".outputs-grid a", "checkpoints/")
     page.shows("Outputs", "MODEL", "2 entries", "5.6 MB", '<b>&"')
     save_screenshot(page, "outputs")
@@ -451,6 +464,8 @@ def test_ten_thousand_jobs_are_searched_and_filtered(tmp_path: Path, open_page: 
     page.await_true(f"{ROWS} === 1")
     page.shows("job-00042")
     assert "q=job-00042" in str(page.driver.current_url)
+    page.click(".jobs-grid .ag-cell[col-id=job]", "job-00042")
+    page.shows("The log is incomplete", "the log of node 1 ends too early", "<File too large>")
 
     page.open("/?state=%27)%2Bhacked()//&q=</script><script>window.hacked=1</script>'\"")
     page.await_true("document.querySelector('.search input')?.value.includes('script')")
@@ -480,6 +495,7 @@ def _record(home: Path, count: int) -> None:
                 created_at=f"2026-01-01T{hour:02d}:{second // 60:02d}:{second % 60:02d}.000Z",
                 exit_code=int(has_failed),
                 failure=failure if has_failed else None,
+                cut_logs=(CutLog(1, 9, "<File too large>"),) if number == 42 else (),
             )
             final = json.dumps(to_json(status))
             db.add(
@@ -615,6 +631,8 @@ def test_axe_finds_nothing_in_any_view_in_either_scheme(
         for path in [*paths, *(f"/job/{failed}/{view}" for view in VIEWS)]:
             page.open(path)
             page.await_true("!document.querySelector('.q-spinner') && document.body.innerText")
+            is_drawn_dark = "document.body.classList.contains('body--dark')"
+            page.await_true(f"{is_drawn_dark} === {json.dumps(is_dark)}")
             page.script(axe)
             if violations := page.driver.execute_async_script(AXE):  # type: ignore[no-untyped-call]
                 violations_of[path, is_dark] = violations

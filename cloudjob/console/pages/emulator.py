@@ -50,7 +50,7 @@ def register(console: Console) -> None:
                     "rowData": [],
                     ":getRowId": "params => params.data.id",
                     "rowHeight": 34,
-                    "overlayNoRowsTemplate": "The emulator has no jobs.",
+                    "overlayNoRowsTemplate": "There are no jobs to show.",
                     ":onGridReady": "params => console_ui.narrowEmulator(params.api)",
                 },
             ).classes("jobs-grid outputs-grid")

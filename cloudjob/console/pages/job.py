@@ -23,7 +23,7 @@ from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
 from cloudjob.model.status import Hang, JobState, JobStatus, Phase, SlowRanks
-from cloudjob.model.summary import age, duration, reason
+from cloudjob.model.summary import age, cut_logs, duration, reason
 from cloudjob.model.text import counted
 from cloudjob.submission import failure_hint
 from cloudjob.tracking import Job
@@ -71,6 +71,7 @@ class _JobPage:
         self._job = job
         self._console = console
         self._status: JobStatus = job.unknown("…")
+        self._is_read = False
         self._error = ""
         self._hint = ""
         self._notification = _Notification.OFF
@@ -148,6 +149,7 @@ class _JobPage:
         except CloudJobError as error:
             self._error = error.message
         self._facts = await in_thread(facts, self._status, self._job)
+        self._is_read = True
 
     async def _refresh(self, timer: ui.timer) -> None:
         before = (self._status, self._error)
@@ -189,10 +191,12 @@ class _JobPage:
     @ui.refreshable_method
     def _title(self) -> None:
         status = self._status
-        # The state of one of many open tabs is seen in its icon.
-        ui.context.client.run_javascript(f"console_ui.showState({json.dumps(status.state.value)})")
         heading(displayable(status.name)).classes("job-title", remove="panel-title")
-        badge(status.state.value)
+        if self._is_read:
+            badge(status.state.value)
+            # The state of one of many open tabs is seen in its icon.
+            show = f"console_ui.showState({json.dumps(status.state.value)})"
+            ui.context.client.run_javascript(show)
         ui.label(" · ".join(filter(None, _when(status)))).classes("quiet")
 
     @ui.refreshable_method
@@ -206,6 +210,11 @@ class _JobPage:
                 heading("Slow")
                 ui.label(displayable(self._slow.message))
                 ui.link("What each rank does over time", f"/job/{self._job.id}/ranks")
+        if texts := cut_logs(self._status):
+            with ui.card().classes("panel verdict"):
+                heading("The log is incomplete")
+                for text in texts:
+                    ui.label(displayable(text))
 
     @ui.refreshable_method
     def _buttons(self) -> None:

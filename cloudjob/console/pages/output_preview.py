@@ -17,6 +17,8 @@ from cloudjob.model.text import size_text
 from cloudjob.tracking import Job
 from cloudjob.tracking.outputs import Output
 
+_BROKEN = "The image is damaged."
+
 
 async def show_preview(job: Job, file: Output) -> None:
     """Show a file in a dialog; a stranger may have written it, so it is escaped or an image."""
@@ -24,11 +26,11 @@ async def show_preview(job: Job, file: Output) -> None:
     with ui.dialog(value=True) as dialog, ui.card().classes("table-dialog"):
         with ui.row().classes("w-full items-center no-wrap"):
             heading(name).classes("mono")
-            ui.label(size_text(file.size_bytes)).classes("quiet")
+            ui.label(size_text(file.size_bytes)).classes("quiet shrink-0")
             ui.space()
             link = url(f"/api/jobs/{job.id}/output", name=file.name)
             save = ui.button("Download", icon="download", on_click=lambda: ui.navigate.to(link))
-            save.props("flat dense no-caps")
+            save.props("flat dense no-caps").classes("shrink-0")
             close = ui.button(icon="close", on_click=dialog.close)
             close.props('flat dense round aria-label="Close"')
         content = ui.column().classes("w-full preview")
@@ -58,7 +60,9 @@ def _read(job: Job, file: Output) -> Preview:
 def _show(content: Preview, job: Job, file: Output) -> None:
     if content.kind is Kind.IMAGE:
         source = url(f"/api/jobs/{job.id}/output/image", name=file.name)
-        picture = f'<img src="{escape(source)}" alt="{escape(displayable(file.name))}">'
+        name = escape(displayable(file.name))
+        says_so = f"this.replaceWith('{_BROKEN}')"
+        picture = f'<img src="{escape(source)}" alt="{name}" onerror="{says_so}">'
         ui.html(picture, sanitize=False).classes("w-full")
     elif content.kind is Kind.TABLE:
         ui.html(_table(content.rows), sanitize=False).classes("w-full")

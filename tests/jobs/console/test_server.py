@@ -164,11 +164,12 @@ def test_a_failed_download_is_logged_without_a_traceback(error: Exception, expec
 
 
 def test_a_browser_that_leaves_while_a_page_loads_leaves_no_traceback():
-    def is_logged(error: Exception) -> bool:
+    def is_logged(error: Exception | str) -> bool:
         record = logging.LogRecord("nicegui", logging.ERROR, "", 0, error, (), None)
         return _is_about_present_browsers(record)
 
     assert not is_logged(RuntimeError("The client this element belongs to has been deleted."))
     assert not is_logged(RuntimeError("The parent slot of Column(id=4) has been deleted."))
+    assert not is_logged("Client has been deleted but is still being used. This is most likely …")
     assert is_logged(RuntimeError("another error"))
     assert is_logged(ValueError("another error"))
