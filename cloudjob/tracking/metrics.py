@@ -29,6 +29,8 @@ from jobentry.contract import journal, lines
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
 # Longer lines are not searched.
 _LINE_LIMIT_BYTES = 16 * 1024
+# Colours, and movements of the cursor.
+_CONTROL = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 # The mark of a rank, or a whole line of the entry.
 _NOT_OF_RANKS = re.compile(rb"^(?:\[\d{1,9}\] |(?!\[\d{1,9}\] ).*\n)", re.MULTILINE)
 _MARK = re.compile(rb"^\[(\d{1,9})\] ", re.MULTILINE)
@@ -205,6 +207,8 @@ class MetricReader:
 
     def _of_whole(self, node: int, block: bytes) -> list[Column]:
         """Return the metrics in whole lines."""
+        if b"\x1b" in block:
+            block = _CONTROL.sub(b"", block)
         matching: Sequence[bytes] | None = None
         if not self._is_dense:
             matching = matching_lines(as_utf8(block), self._filters, with_json=True)
