@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from shutil import get_terminal_size
 
 from cloudjob.cli.messages import has_colours
 from cloudjob.model.text import one_line
@@ -11,6 +12,7 @@ from cloudjob.model.text import one_line
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from rich.table import Table
 
@@ -77,6 +79,34 @@ def print_fitting(
     return count
 
 
+def without_spare(
+    headers: Sequence[str], rows: Sequence[Sequence[Any]], spare: Sequence[str]
+) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
+    """Return a table for the terminal, without spare columns for which it is too narrow.
+
+    Args:
+        spare: The headers of columns, of which the first is left out first.
+    """
+    if not (os.isatty(1) and rows):
+        return headers, rows
+    for name in spare:
+        *whole, last = _widths(headers, rows)
+        if sum(whole) + 2 * len(whole) + min(last, _LAST_WIDTH) <= get_terminal_size().columns:
+            break
+        if name in headers:
+            at = headers.index(name)
+            headers, *rows = ((*row[:at], *row[at + 1 :]) for row in (headers, *rows))
+    return headers, rows
+
+
+def _widths(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[int]:
+    from rich.cells import cell_len
+
+    return [
+        max(cell_len(str(cell)) for cell in cells) for cells in zip(headers, *rows, strict=True)
+    ]
+
+
 def new_table(headers: Sequence[str], *, numbers: Sequence[str] = ()) -> Table:
     """Return a table without rows or lines; empty ``headers`` are not shown."""
     from rich.table import Table
@@ -99,7 +129,7 @@ def _folded(cells: list[list[str]], headers: Sequence[str], numbers: Sequence[st
         column.no_wrap = True
     for row in cells:
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
-    *whole, last = (max(len(cell) for cell in column) for column in zip(names, *cells, strict=True))
+    *whole, last = _widths(names, cells)
     needed = sum(whole) + 2 * len(whole)
     width = Console().width if os.isatty(1) else needed + last
     # If there is too little room to wrap the last column, the terminal wraps the lines itself.

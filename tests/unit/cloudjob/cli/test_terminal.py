@@ -104,6 +104,22 @@ def test_a_table_that_is_too_long_for_the_terminal_shows_its_first_rows(columns:
     ]
 
 
+NARROW = """
+from cloudjob.cli.tables import without_spare
+rows = [("train-训练", "process", "1 min", "why " * 9)]
+headers, rows = without_spare(("JOB", "BACKEND", "AGE", "REASON"), rows, ("BY", "AGE", "BACKEND"))
+print(*headers, len(rows[0]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("columns", "headers"),
+    [(44, "JOB BACKEND AGE REASON 4"), (43, "JOB BACKEND REASON 3"), (9, "JOB REASON 2")],
+)
+def test_a_narrow_terminal_has_fewer_columns(columns: int, headers: str):
+    assert headers in on_terminal(NARROW, columns)
+
+
 def test_a_table_in_a_pipe_has_aligned_columns(capsys: pytest.CaptureFixture[str]):
     rows = [("train-1", "RUNNING", 2), ("x", "FAILED", 128)]
     print_table(rows, ("JOB", "STATE", "NODES"), numbers=("NODES",))
