@@ -33,13 +33,19 @@ _STYLES = {
 
 
 def print_table(
-    rows: Sequence[Sequence[object]], headers: Sequence[str] = (), *, numbers: Sequence[str] = ()
+    rows: Sequence[Sequence[object]],
+    headers: Sequence[str] = (),
+    *,
+    numbers: Sequence[str] = (),
+    spare: Sequence[str] = (),
 ) -> None:
     """Print rows in columns, each cell on one line without terminal control characters.
 
     Args:
         numbers: The headers of the columns that are aligned to the right.
+        spare: Those of columns that a narrow terminal does not show, as for ``without_spare``.
     """
+    headers, rows = without_spare(headers, rows, spare)
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
     if (os.isatty(1) or has_colours(1)) and len(cells) <= _MAX_ROWS:
         print(_folded(cells, headers, numbers), end="")
@@ -52,6 +58,7 @@ def print_fitting(
     headers: Sequence[str],
     *,
     numbers: Sequence[str] = (),
+    spare: Sequence[str] = (),
     height: int,
 ) -> int:
     """Print the first rows that fit on the terminal, and return their number, at least 1.
@@ -62,7 +69,8 @@ def print_fitting(
     from rich.console import Console
     from rich.text import Text
 
-    cells = [[one_line(str(cell)) for cell in row] for row in rows[: max(1, height)]]
+    headers, rows = without_spare(headers, rows[: max(1, height)], spare)
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     width = Console().width
     printed, used, count = [], 0, -1  # the headers are no row
     for line in _folded(cells, headers, numbers).splitlines():

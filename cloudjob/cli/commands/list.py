@@ -13,7 +13,7 @@ import cloudjob
 from cloudjob.cli import sweeps
 from cloudjob.cli.messages import print_message, print_progress
 from cloudjob.cli.options import filter_flags, filters_of, json_flag, whole_number
-from cloudjob.cli.tables import print_fitting, print_table, without_spare
+from cloudjob.cli.tables import print_fitting, print_table
 from cloudjob.model import grid, summary
 from cloudjob.model.status import JobStatus
 from cloudjob.model.status import to_json as status_json
@@ -121,8 +121,7 @@ def _print_jobs(
         )  # fmt: skip
     numbers = ("NODES", "RANKS", "AGE", "DURATION")
     if height is not None:
-        columns, lines = without_spare(headers, cells, _SPARE)
-        return print_fitting(lines, columns, numbers=numbers, height=height)
+        return print_fitting(cells, headers, numbers=numbers, spare=_SPARE, height=height)
     print_table(cells, headers, numbers=numbers)
     return len(cells)
 

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
@@ -344,3 +345,17 @@ def test_an_image_build_in_a_pipe_prints_each_line_once_with_the_time_since_its_
 
     texts = [re.sub(r"^ *\d+ s  ", "", line) for line in done.stderr.splitlines()]
     assert texts == ["Step 2/9 : RUN pip install torch", "Collecting torch"]
+
+
+def test_a_character_that_the_locale_lacks_is_escaped(tmp_path: Path):
+    (tmp_path / "训练.txt").touch()
+
+    shown = subprocess.run(
+        [sys.executable, "-m", "cloudjob", "package", "ls"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "CLOUDJOB_HOME": str(tmp_path / "home")},
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+
+    assert rb"\u8bad\u7ec3.txt" in shown
