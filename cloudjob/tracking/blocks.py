@@ -48,18 +48,17 @@ def without_overwritten(block: bytes) -> bytes:
         return block
     texts = block.split(b"\n")
     overwritten = set[int]()
-    # The last part of each rank, by its mark, and whether a carriage return is in front of it.
-    last_of: dict[bytes, tuple[int, bool]] = {}
+    # The number of each rank's last part that begins with a carriage return, by its mark.
+    last_of: dict[bytes, int] = {}
     for number, text in enumerate(texts):
         mark, _, data = text.partition(b"]")
-        place, is_return_first = last_of.pop(mark, (-1, False))
-        if data.startswith(b"+ "):
-            is_first = data.startswith(b"+ \r")
-            if is_first is is_return_first and (is_first or texts[place].endswith(b"\r")):
-                overwritten.add(place)
+        before = last_of.pop(mark, None)
+        if data.startswith(b"+ \r"):
+            if before is not None:
+                overwritten.add(before)
             # Nested bars are overwritten together.
             if bars.UP not in data:
-                last_of[mark] = number, is_first
+                last_of[mark] = number
     return b"\n".join(text for number, text in enumerate(texts) if number not in overwritten)
 
 

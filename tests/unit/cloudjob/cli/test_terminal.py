@@ -350,7 +350,7 @@ def test_an_image_build_in_a_pipe_prints_each_line_once_with_the_time_since_its_
 def test_a_character_that_the_locale_lacks_is_escaped(tmp_path: Path):
     (tmp_path / "训练.txt").touch()
 
-    shown = subprocess.run(
+    listed = subprocess.run(
         [sys.executable, "-m", "cloudjob", "package", "ls"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONIOENCODING": "ascii", "CLOUDJOB_HOME": str(tmp_path / "home")},
@@ -358,4 +358,4 @@ def test_a_character_that_the_locale_lacks_is_escaped(tmp_path: Path):
         check=True,
     ).stdout
 
-    assert rb"\u8bad\u7ec3.txt" in shown
+    assert rb"\u8bad\u7ec3.txt" in listed

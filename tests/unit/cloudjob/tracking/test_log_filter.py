@@ -134,6 +134,7 @@ bar_lines = st.sampled_from(
 
 
 @given(st.lists(bar_lines, max_size=12))
+@example([b"[0]+ \r1%\n", b"[0]+ 3%\r\n", b"[0]+ 3%\r\n"])
 def test_what_bars_overwrite_is_left_out_and_a_terminal_shows_the_same(texts: list[bytes]):
     data = b"".join(texts)
 
