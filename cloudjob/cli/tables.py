@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from shutil import get_terminal_size
 
 from cloudjob.cli.messages import has_colours
 from cloudjob.model.text import one_line
@@ -11,6 +12,7 @@ from cloudjob.model.text import one_line
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from rich.table import Table
 
@@ -31,13 +33,19 @@ _STYLES = {
 
 
 def print_table(
-    rows: Sequence[Sequence[object]], headers: Sequence[str] = (), *, numbers: Sequence[str] = ()
+    rows: Sequence[Sequence[object]],
+    headers: Sequence[str] = (),
+    *,
+    numbers: Sequence[str] = (),
+    spare: Sequence[str] = (),
 ) -> None:
     """Print rows in columns, each cell on one line without terminal control characters.
 
     Args:
         numbers: The headers of the columns that are aligned to the right.
+        spare: Those of columns that a narrow terminal does not show, as for ``without_spare``.
     """
+    headers, rows = without_spare(headers, rows, spare)
     cells = [[one_line(str(cell)) for cell in row] for row in rows]
     if (os.isatty(1) or has_colours(1)) and len(cells) <= _MAX_ROWS:
         print(_folded(cells, headers, numbers), end="")
@@ -50,6 +58,7 @@ def print_fitting(
     headers: Sequence[str],
     *,
     numbers: Sequence[str] = (),
+    spare: Sequence[str] = (),
     height: int,
 ) -> int:
     """Print the first rows that fit on the terminal, and return their number, at least 1.
@@ -60,7 +69,8 @@ def print_fitting(
     from rich.console import Console
     from rich.text import Text
 
-    cells = [[one_line(str(cell)) for cell in row] for row in rows[: max(1, height)]]
+    headers, rows = without_spare(headers, rows[: max(1, height)], spare)
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     width = Console().width
     printed, used, count = [], 0, -1  # the headers are no row
     for line in _folded(cells, headers, numbers).splitlines():
@@ -75,6 +85,34 @@ def print_fitting(
         printed.append(line)
     print("\n".join(printed))
     return count
+
+
+def without_spare(
+    headers: Sequence[str], rows: Sequence[Sequence[Any]], spare: Sequence[str]
+) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
+    """Return a table for the terminal, without spare columns for which it is too narrow.
+
+    Args:
+        spare: The headers of columns, of which the first is left out first.
+    """
+    if not (os.isatty(1) and rows):
+        return headers, rows
+    for name in spare:
+        *whole, last = _widths(headers, rows)
+        if sum(whole) + 2 * len(whole) + min(last, _LAST_WIDTH) <= get_terminal_size().columns:
+            break
+        if name in headers:
+            at = headers.index(name)
+            headers, *rows = ((*row[:at], *row[at + 1 :]) for row in (headers, *rows))
+    return headers, rows
+
+
+def _widths(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[int]:
+    from rich.cells import cell_len
+
+    return [
+        max(cell_len(str(cell)) for cell in cells) for cells in zip(headers, *rows, strict=True)
+    ]
 
 
 def new_table(headers: Sequence[str], *, numbers: Sequence[str] = ()) -> Table:
@@ -99,7 +137,7 @@ def _folded(cells: list[list[str]], headers: Sequence[str], numbers: Sequence[st
         column.no_wrap = True
     for row in cells:
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
-    *whole, last = (max(len(cell) for cell in column) for column in zip(names, *cells, strict=True))
+    *whole, last = _widths(names, cells)
     needed = sum(whole) + 2 * len(whole)
     width = Console().width if os.isatty(1) else needed + last
     # If there is too little room to wrap the last column, the terminal wraps the lines itself.

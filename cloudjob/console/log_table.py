@@ -21,7 +21,7 @@ from cloudjob.model import bars
 from cloudjob.model.patterns import Pattern
 from cloudjob.model.status import Failure
 from cloudjob.tracking import Job, training
-from cloudjob.tracking.blocks import blocks, is_plain
+from cloudjob.tracking.blocks import MAX_CHARS, LineReader, blocks, is_plain
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.metrics import Column, MetricPoint, MetricReader
@@ -32,8 +32,6 @@ from jobentry.contract import lines
 if TYPE_CHECKING:
     from cloudjob.console.emulated import EmulatedJob
 
-# Longer lines are cut.
-MAX_CHARS = 4000
 # The log is no longer followed after this many seconds without a request from a page.
 _UNWATCHED_S = 60.0
 # Seconds before a log that could not be read is read again.
@@ -208,7 +206,7 @@ class LogTable:
         self._metrics: dict[tuple[str, int | None, bool], array[float]] = {}
         self._has_metrics = True
         # Unfinished lines of ranks, such as progress bars.
-        self._open: dict[tuple[int, int | None], bytes] = {}
+        self._open = LineReader()
         # Selection -> the number of lines searched, and the numbers of the lines found.
         self._selected: dict[Selection, tuple[int, array[int]]] = {}
 
@@ -550,31 +548,13 @@ class LogTable:
 
     def _add(self, piece: LogPiece) -> None:
         for block in blocks(piece.data):
-            unfinished = [
-                rank for node, rank in self._open if node == piece.node and rank is not None
-            ]
+            unfinished = self._open.unfinished(piece.node)
             if is_plain(block, unfinished) and (piece.node, None) not in self._open:
-                self._append_block(piece.node, block, int(piece.at or 0))
+                whole = block.replace(b"\r\n", b"\n")
+                self._append_block(piece.node, whole, int(piece.at or 0))
             else:
-                self._add_lines(piece.node, block, int(piece.at or 0))
-
-    def _add_lines(self, node: int, block: bytes, at_s: int) -> None:
-        """Add lines that may be parts of longer ones, or states of progress bars."""
-        whole_lines: list[tuple[int | None, bytes]] = []
-        for text in block.split(b"\n")[:-1]:
-            line = lines.read(text + b"\n")
-            before = self._open.pop((node, line.rank), b"")
-            if before.endswith(b"\n"):
-                if not line.data.startswith(b"\r"):
-                    whole_lines.append((line.rank, before))
-                before = b""
-            whole = before + line.data
-            if whole.endswith(b"\n") and not bars.is_overwritten(whole):
-                whole_lines.append((line.rank, whole))
-            else:
-                # A progress bar overwrites itself; only its last state is kept.
-                self._open[node, line.rank] = bars.reduced(whole)[-MAX_CHARS:]
-        self._append(node, whole_lines, at_s)
+                whole_lines = [*self._open.add(piece.node, block)]
+                self._append(piece.node, whole_lines, int(piece.at or 0))
 
     def _append(
         self, node: int, new_lines: Sequence[tuple[int | None, bytes]], at_s: int = 0

@@ -15,16 +15,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cloudjob.console import charts, screenshot
 from cloudjob.console.facts import clock, facts, texts_of
-from cloudjob.console.log_table import MAX_CHARS
 from cloudjob.console.text import displayable, displayable_line
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary
 from cloudjob.model.text import size_text
 from cloudjob.submission import failure_hint
 from cloudjob.tracking import Job
+from cloudjob.tracking.blocks import MAX_CHARS, LineReader
 from cloudjob.tracking.journals import Journals
 from cloudjob.tracking.log_filter import LogFilter
-from jobentry.contract import lines
 
 _STATIC = Path(__file__).parent / "static"
 # The most log lines, counted from the end, and the most files in the report.
@@ -141,13 +140,15 @@ def _page(
 
 def _log(job: Job) -> list[tuple[str, str]]:
     """Return the mark and the text of the last lines."""
-    last: deque[tuple[str, str]] = deque(maxlen=_LOG_LINES)
+    last: deque[tuple[int, int | None, bytes]] = deque(maxlen=_LOG_LINES)
+    reader = LineReader()
     for piece in LogFilter(tail=_LOG_LINES).pieces(job, follow=False):
-        for text in piece.data.split(b"\n")[:-1]:
-            line = lines.read(text + b"\n")
-            mark = f"node {piece.node}" if line.rank is None else f"rank {line.rank}"
-            last.append((mark, displayable_line(line.data)[:MAX_CHARS]))
-    return list(last)
+        last.extend((piece.node, *line) for line in reader.add(piece.node, piece.data))
+    last.extend((*key, data) for key, data in reader.items())
+    return [
+        (f"node {node}" if rank is None else f"rank {rank}", displayable_line(data)[:MAX_CHARS])
+        for node, rank, data in last
+    ]
 
 
 def _script(values: object) -> str:

@@ -105,9 +105,11 @@ def states(statuses: Sequence[JobStatus]) -> str:
 
 
 def place(failure: Failure) -> str:
-    """Return which rank of which node failed; empty if the message begins with it."""
+    """Return which rank of which node failed, without what the message says of it."""
+    # A platform names a node with its host in parentheses.
+    is_unnamed = failure.node is not None and f"node {failure.node} (" not in failure.message
     parts = (
-        f"node {failure.node}" if failure.node is not None else "",
+        f"node {failure.node}" if is_unnamed else "",
         f"rank {failure.rank}" if failure.rank is not None else "",
     )
     text = " ".join(filter(None, parts))

@@ -32,7 +32,8 @@ _METRIC = re.compile(
     rf"(?<![\w.])((?:[a-z0-9]{{1,20}}[_/.-]|(?:{'|'.join(_PARTS)})[ ]){{0,3}}"
     rf"(?:{'|'.join(_WORDS)})(?:[_@][a-z0-9]{{1,12}}){{0,2}})"
     rf"['\"]?[ \t]{{0,4}}[=:]?[ \t]{{0,4}}(?:tensor\()?({_NUMBER})"
-    r"(?:/([1-9][0-9]{0,17}))?(?![\w.])"
+    # No part of a version, date, time, address, or number with commas.
+    r"(?:/([1-9][0-9]{0,17}))?(?!\w|[.-]\w|[,:][0-9])"
 )
 _STEP = re.compile(
     r"(?<![\w.])(?:global_step|step|iteration|iter)['\"]?[ \t]{0,4}[=:#]?[ \t]{0,4}\[?([0-9]{1,15})"

@@ -9,7 +9,14 @@ from typing import NamedTuple, Protocol
 
 from cloudjob.model import times
 from cloudjob.model.patterns import Pattern
-from cloudjob.tracking.blocks import PART_MARK, blocks, is_plain, matching_lines
+from cloudjob.tracking.blocks import (
+    PART_MARK,
+    blocks,
+    has_parts,
+    is_plain,
+    matching_lines,
+    without_overwritten,
+)
 from cloudjob.tracking.job import Job
 from cloudjob.tracking.log import LogPiece, OnJournal
 from jobentry.contract import env, lines
@@ -29,7 +36,8 @@ class LogFilter(NamedTuple):
         nodes: A list such as ``0,2-3``; empty for all nodes.
         ranks: The same for ranks. Lines of the entry belong to no rank.
         pattern: Compiled; it is searched in each line, without its prefix.
-        tail: The number of lines to start with, counted from the end; None for all.
+        tail: The number of lines to start with, counted from the end; None for all. States of
+            progress bars that are overwritten are left out.
         is_stored: Whether to read the logs in the job's store, not those of its platform.
         since: ``2h``, ``3d``, a date, or a date and a time: only lines that were written then or
             later, by the clocks of the nodes and accurate to seconds.
@@ -165,7 +173,7 @@ class _Ending:
         """Yield the unfinished parts, then the blocks."""
         count = 0
         for piece in pieces:
-            for block in blocks(piece.data):
+            for block in map(without_overwritten, blocks(piece.data)):
                 least = max(0, block.count(b"\n") - block.count(PART_MARK))
                 self._blocks.append((piece._replace(data=block), least))
                 count += least
@@ -194,7 +202,7 @@ class _Ending:
     def _after(self, piece: LogPiece) -> _Parts:
         """Return the parts of lines that are not finished after the first block."""
         unfinished = [rank for node, rank in self._parts if node == piece.node and rank is not None]
-        if is_plain(piece.data, unfinished):
+        if not has_parts(piece.data, unfinished):
             return self._parts
         parts = {key: list(line) for key, line in self._parts.items()}
         for text in (line + b"\n" for line in piece.data.split(b"\n")[:-1]):

@@ -29,7 +29,8 @@ from jobentry.contract import journal, lines
 _STEPS = ("step", "global_step", "iteration", "iter", "epoch")
 # Longer lines are not searched.
 _LINE_LIMIT_BYTES = 16 * 1024
-_LINE_ENDS = re.compile(rb"[\r\n]+")
+# Colours, and movements of the cursor.
+_CONTROL = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 # The mark of a rank, or a whole line of the entry.
 _NOT_OF_RANKS = re.compile(rb"^(?:\[\d{1,9}\] |(?!\[\d{1,9}\] ).*\n)", re.MULTILINE)
 _MARK = re.compile(rb"^\[(\d{1,9})\] ", re.MULTILINE)
@@ -193,13 +194,21 @@ class MetricReader:
         """Yield what ``finish`` returns as columns."""
         rest, self._open = self._open, {}
         for (node, rank), data in rest.items():
-            yield self._columns(node, *_lines([(rank, data)]))
+            yield self._of_whole(node, _whole_lines((rank, data + b"\n")))
 
     def _search(self, node: int, block: bytes) -> list[Column]:
         """Return the metrics in a block of whole lines."""
         unfinished = [rank for of_node, rank in self._open if of_node == node]
-        if not is_plain(block, unfinished):
-            return self._columns(node, *_lines(self._completed(node, block)))
+        if is_plain(block, unfinished):
+            block = block.replace(b"\r\n", b"\n")
+        else:
+            block = b"".join(map(_whole_lines, self._completed(node, block)))
+        return self._of_whole(node, block)
+
+    def _of_whole(self, node: int, block: bytes) -> list[Column]:
+        """Return the metrics in whole lines."""
+        if b"\x1b" in block:
+            block = _CONTROL.sub(b"", block)
         matching: Sequence[bytes] | None = None
         if not self._is_dense:
             matching = matching_lines(as_utf8(block), self._filters, with_json=True)
@@ -422,14 +431,10 @@ def _whole(steps: list[Any]) -> list[int | None]:
     return [None if step is None or not abs(step) < 2**63 else int(step) for step in steps]
 
 
-def _lines(texts: Iterable[tuple[int, bytes]]) -> tuple[list[int], bytes]:
-    """Return the rank of each line in texts, and the lines."""
-    ranks, parts = [], []
-    for rank, text in texts:
-        of_text = [part for part in _LINE_ENDS.split(text) if part]
-        ranks += [rank] * len(of_text)
-        parts += of_text
-    return ranks, b"\n".join(parts)
+def _whole_lines(text: tuple[int, bytes]) -> bytes:
+    """Return the text of a rank as marked lines, with each state of a progress bar on its own."""
+    rank, data = text
+    return lines.write(rank, data.replace(b"\r", b"\n"))[0]
 
 
 def _compiled(patterns: Mapping[str, str]) -> dict[str, Pattern]:

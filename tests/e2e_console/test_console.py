@@ -321,6 +321,15 @@ return rows;
 """
 
 
+# The last losses of the jobs, from top to bottom.
+SORTED = """
+[...document.querySelectorAll(".jobs-grid .ag-row [col-id='metric loss']")]
+  .map((cell) => [+cell.closest(".ag-row").getAttribute("row-index"), cell.innerText.trim()])
+  .sort((first, second) => first[0] - second[0])
+  .map(([, text]) => text)
+"""
+
+
 def shows_cells(page: Page, grid: str, rows: dict[str, dict[str, str]]) -> None:
     """Wait until a table has these rows, with these texts in these columns."""
 
@@ -413,19 +422,23 @@ def test_a_sweep_shows_values_beside_metrics_and_the_list_has_columns_for_both(
     folder = tmp_path / "swept"
     folder.mkdir()
     (folder / "train.py").write_text("import sys\nprint('loss', sys.argv[1])\n")
-    options = ("--sweep", "lr=0.5,0.25", "--launcher", "python", "train.py", "{lr}")
+    options = ("--sweep", "lr=0.5,12,nan", "--launcher", "python", "train.py", "{lr}")
     done = run(home, "submit", "--json", *options, cwd=folder)
     assert done.returncode == 0, done.stderr
     page = open_page(home)
     page.open("/?columns=values,metrics,user&group=sweep&q=train-")
     heads = "[...document.querySelectorAll('.jobs-grid .ag-header-cell-text')]"
     page.await_true(f"{heads}.some(e => e.textContent === 'loss')")
-    page.shows("lr=0.5", "lr=0.25", "@")
+    page.shows("lr=0.5", "lr=12", "@")
     page.await_true("!!document.querySelector('.states [data-count]')")
+    # What is no number stays last.
+    for ordered in ("0.5,12,nan", "12,0.5,nan"):
+        page.click(".jobs-grid .ag-header-cell-label", "loss")
+        page.await_true(f"({SORTED}).join() === '{ordered}'")
 
     page.click(".jobs-grid .nicegui-link", "train-")
     page.await_true("location.pathname.startsWith('/sweep/train-')")
-    page.shows("2 SUCCEEDED", "lr", "loss ↓", "0.25 (best)")
+    page.shows("3 SUCCEEDED", "lr", "loss ↓", "0.5 (best)")
     page.await_true(f"{CHARTS}.length === 1")
     save_screenshot(page, "sweep")
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _NO_JOBS = "no jobs yet; `cloudjob submit SCRIPT` starts one"
 # Seconds between two queries of `list --watch`.
 _WATCH_S = 2.0
+# The columns that a narrow terminal does not show.
+_SPARE = ("RANKS", "NODES", "BACKEND", "DURATION", "AGE", "VALUES", "BY")
 # The orders of `list --watch`; the first is that of `list`.
 _ORDERS = ("age", "oldest", "state")
 
@@ -58,7 +60,7 @@ def _show_list(statuses: _Statuses, options: argparse.Namespace, *, is_all: bool
         height = shutil.get_terminal_size().lines - 2
         printed = _print_jobs(statuses, options, height, asks_nodes=True)
         if more := len(statuses) - printed:
-            print_message(f"{more} more; --all shows all, --watch scrolls")
+            print_message(f"{more} more; --all or --watch shows them")
     elif statuses:
         _print_jobs(statuses, options, asks_nodes=True)
     else:
@@ -119,7 +121,7 @@ def _print_jobs(
         )  # fmt: skip
     numbers = ("NODES", "RANKS", "AGE", "DURATION")
     if height is not None:
-        return print_fitting(cells, headers, numbers=numbers, height=height)
+        return print_fitting(cells, headers, numbers=numbers, spare=_SPARE, height=height)
     print_table(cells, headers, numbers=numbers)
     return len(cells)
 

@@ -140,7 +140,7 @@ def _show_columns(columns: Iterable[Column]) -> bool:
     ]
     headers = ("METRIC", "SOURCE", "VALUES", "STEP", "LAST", "MIN", "MAX")
     if rows:
-        print_table(rows, headers, numbers=headers[2:])
+        print_table(rows, headers, numbers=headers[2:], spare=("VALUES", "MIN", "MAX"))
     return bool(rows)
 
 

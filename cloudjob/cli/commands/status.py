@@ -58,7 +58,8 @@ def _sweep_status(sweep: cloudjob.Sweep, *, is_json: bool) -> int:
          summary.reason(each))
         for each in statuses
     ]  # fmt: skip
-    print_table(rows, ("JOB", "STATE", "VALUES", "DURATION", "REASON"), numbers=("DURATION",))
+    headers = ("JOB", "STATE", "VALUES", "DURATION", "REASON")
+    print_table(rows, headers, numbers=("DURATION",), spare=("DURATION",))
     return 0
 
 

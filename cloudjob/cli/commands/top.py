@@ -10,7 +10,7 @@ import cloudjob
 from cloudjob.cli.activity import STATES
 from cloudjob.cli.messages import print_message
 from cloudjob.cli.options import job_argument
-from cloudjob.cli.tables import new_table
+from cloudjob.cli.tables import new_table, without_spare
 from cloudjob.errors import CloudJobError
 from cloudjob.model import summary
 from cloudjob.model.text import counted, one_line, size_text
@@ -36,6 +36,10 @@ _NODE_HEADERS = (
 _RANK_HEADERS = (
     "RANK", "NODE", "STATE", "SILENT", "CPU", "WAITS", "MEMORY", "THREADS", "CHILDREN", "PLACE",
 )  # fmt: skip
+# The columns that a narrow terminal does not show.
+_SPARE = ("DEVICES", "DISK", "CHILDREN", "THREADS", "NETWORK", "SPACE", "WAITS", "PHASE", "PLACE")
+# Where no line is folded.
+_PIPE_WIDTH = 1000
 _REFRESH_S = 1.0
 # Seconds between two polls of the job's status.
 _STATUS_S = 3.0
@@ -62,9 +66,7 @@ def _top(options: argparse.Namespace) -> int:
     job = cloudjob.attach(options.job)
     status = job.status()
     if options.once or status.state.is_final or not sys.stdout.isatty():
-        from rich.console import Console
-
-        Console(highlight=False).print(_page(job, status, job.journals()))
+        _print(_page(job, status, job.journals()))
         return 0
     _follow(job, status)
     return 0
@@ -95,7 +97,14 @@ def _follow(job: cloudjob.Job, status: JobStatus) -> None:
             if time.monotonic() > polled_at_s + _STATUS_S:
                 status, polled_at_s = job.status(), time.monotonic()
     reader.join(_STATUS_S)
-    Console(highlight=False).print(_page(job, status, journals))
+    _print(_page(job, status, journals))
+
+
+def _print(page: Group) -> None:
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    Console(highlight=False, width=width).print(page)
 
 
 def _window(console: Console, page: Group, position: Position) -> Group:
@@ -141,10 +150,19 @@ def _page(
 
 
 def _nodes(journals: cloudjob.Journals) -> Table:
-    table = new_table(_NODE_HEADERS, numbers=_NODE_HEADERS)
     phases = {phase.node: phase.name for phase in journals.phases if phase.ended_at is None}
-    for node, samples in journals.resources.items():
-        table.add_row(str(node), one_line(phases.get(node, "")), *_node_cells(samples[-1]))
+    rows = [
+        (str(node), one_line(phases.get(node, "")), *_node_cells(samples[-1]))
+        for node, samples in journals.resources.items()
+    ]
+    return _table(_NODE_HEADERS, rows)
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[Text | str]]) -> Table:
+    headers, rows = without_spare(headers, rows, _SPARE)
+    table = new_table(headers, numbers=[name for name in headers if name != "PLACE"])
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -192,11 +210,11 @@ def _ranks(journals: cloudjob.Journals, order: str = "") -> Sequence[Table | str
     ranks = sorted(by_silence[:_MAX_RANKS])
     if by_order:
         ranks = sorted(last, key=lambda rank: by_order(rank, last[rank].sample))[:_MAX_RANKS]
-    table = new_table(_RANK_HEADERS, numbers=_RANK_HEADERS[:-1])
+    rows = []
     for rank in ranks:
         sample = last[rank].sample
         state = state_of(sample.state)
-        table.add_row(
+        cells = (
             str(rank),
             str(last[rank].node),
             _marked(
@@ -211,6 +229,8 @@ def _ranks(journals: cloudjob.Journals, order: str = "") -> Sequence[Table | str
             str(sample.children),
             one_line(sample.place),
         )
+        rows.append(cells)
+    table = _table(_RANK_HEADERS, rows)
     left_out = len(last) - len(ranks)
     later = "" if by_order else " wrote something later"
     return (table, f"{counted(left_out, 'more rank')}{later}") if left_out else (table,)

@@ -63,7 +63,7 @@ def _lines_of(
     for point in sorted(points, key=lambda point: -1 if point.rank is None else point.rank):
         x = point.step if zero_s is None else point.at and point.at - zero_s
         if x is not None:
-            line = displayable(point.source) or f"rank {point.rank}"
+            line = displayable(point.source) if point.source else f"rank {point.rank}"
             lines_of.setdefault(point.title, {}).setdefault(line, []).append((x, point.value))
     ordered = sorted if zero_s is None else _spread
     return {

@@ -88,11 +88,18 @@ const console_ui = (() => {
   };
 
   const result = ({ data, colDef }) => results[data.job]?.[colDef.field] ?? "";
+  // What is no number stays last.
+  const byNumber = (first, second, firstNode, secondNode, isDescending) => {
+    const [x, y] = [first, second].map((value) => ({ inf: Infinity, "-inf": -Infinity })[value] ?? value ?? NaN);
+    const noNumbers = isNaN(x) - isNaN(y);
+    return noNumbers ? (isDescending ? -noNumbers : noNumbers) : (x > y) - (x < y);
+  };
   const metricColumn = (name) => ({
     colId: `metric ${name}`,
     headerName: name,
     width: 110,
     type: "numericColumn",
+    comparator: byNumber,
     // A job may call a metric "constructor".
     valueGetter: ({ data }) => new Map(Object.entries(results[data.job]?.metrics ?? {})).get(name) ?? null,
     valueFormatter: ({ value }) => (typeof value === "number" ? number(value) : value ?? ""),

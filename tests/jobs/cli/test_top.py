@@ -89,6 +89,8 @@ def test_top_shows_each_rank_until_the_job_ends(tmp_path: Path, monkeypatch, cap
 
     assert main(["top", job.id]) == 0
     lines = capsys.readouterr().out.splitlines()
+    # In a pipe, no cell is folded.
+    assert [line for line in lines if re.search(r"\d%.* of \d+\.\d [GM]B ", line)]
     rows = [line.split() for line in lines if line.split()[2:3] == ["ended"]]
     assert [row[:2] for row in rows] == [["0", "0"], ["1", "0"]]
     silent = {row[0]: int(row[3]) for row in rows}

@@ -28,14 +28,19 @@ cp "$page" "$image"
 HOSTILE = "</pre></script><script>window.hacked=1</script>{{ 7 * 7 }}"
 
 
-def test_output_of_a_job_cannot_inject_html_into_the_report(tmp_path: Path, monkeypatch):
+def test_output_of_a_job_is_text_in_the_report_and_a_progress_bar_is_one_line(
+    tmp_path: Path, monkeypatch
+):
     make_used_home(tmp_path / "home")
     monkeypatch.setenv("CLOUDJOB_HOME", str(tmp_path / "home"))
     (tmp_path / "train.py").write_text(f"print({HOSTILE!r})\nraise SystemExit({HOSTILE!r})\n")
     job = cloudjob.submit("train.py", source=tmp_path, env={"NAME": HOSTILE})
     job.wait()
+    with (tmp_path / "home" / "process" / job.id / "node-0.log").open("ab") as log:
+        log.write(b"[0]+ \r1 of 3\n[0]+ \r2 of 3\n[0] \r3 of 3\n[0]+ \r4 of\n[0]+  5\n")
     page = render(job)
 
+    assert re.findall(r">rank 0</span>  (.* of .*)\n", page) == ["3 of 3", "4 of 5"]
     assert "<script>window" not in page
     assert "&lt;script&gt;window.hacked=1&lt;/script&gt;{{ 7 * 7 }}" in page
     assert page.count("</script>") == 2

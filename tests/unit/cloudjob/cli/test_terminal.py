@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +103,22 @@ def test_a_table_that_is_too_long_for_the_terminal_shows_its_first_rows(columns:
     assert [line.split()[0] for line in table if line.startswith("job-")] == [
         f"job-{number}" for number in range(count)
     ]
+
+
+NARROW = """
+from cloudjob.cli.tables import without_spare
+rows = [("train-训练", "process", "1 min", "why " * 9)]
+headers, rows = without_spare(("JOB", "BACKEND", "AGE", "REASON"), rows, ("BY", "AGE", "BACKEND"))
+print(*headers, len(rows[0]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("columns", "headers"),
+    [(44, "JOB BACKEND AGE REASON 4"), (43, "JOB BACKEND REASON 3"), (9, "JOB REASON 2")],
+)
+def test_a_narrow_terminal_has_fewer_columns(columns: int, headers: str):
+    assert headers in on_terminal(NARROW, columns)
 
 
 def test_a_table_in_a_pipe_has_aligned_columns(capsys: pytest.CaptureFixture[str]):
@@ -328,3 +345,17 @@ def test_an_image_build_in_a_pipe_prints_each_line_once_with_the_time_since_its_
 
     texts = [re.sub(r"^ *\d+ s  ", "", line) for line in done.stderr.splitlines()]
     assert texts == ["Step 2/9 : RUN pip install torch", "Collecting torch"]
+
+
+def test_a_character_that_the_locale_lacks_is_escaped(tmp_path: Path):
+    (tmp_path / "训练.txt").touch()
+
+    listed = subprocess.run(
+        [sys.executable, "-m", "cloudjob", "package", "ls"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "CLOUDJOB_HOME": str(tmp_path / "home")},
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+
+    assert rb"\u8bad\u7ec3.txt" in listed

@@ -85,6 +85,8 @@ def test_the_reason_names_node_and_rank_once():
 
     assert summary.reason(ended(failure=rank, **failed)) == "ended by SIGKILL (node 1 rank 5)"
     assert summary.reason(ended(failure=node, **failed)) == "node 1 was lost"
+    full = rank._replace(message="out of memory (node 1 (w-1))")
+    assert summary.reason(ended(failure=full, **failed)) == f"{full.message} (rank 5)"
     assert summary.reason(ended()) == ""
     assert summary.reason(ended(state=JobState.UNKNOWN, native_state="gone")) == "gone"
 

@@ -30,11 +30,14 @@ LINES = {
         "accuracy": 0.98, "loss": 0.05, "val_loss": 0.1,
     },
     "Epoch 0: 100%|##| 20/20 [00:00<00:00, 96.9it/s, v_num=0, train_loss=0.5]": {"train_loss": 0.5},
+    "loss 0.5, acc 0.7. Next: lr=0.1...": {"loss": 0.5, "acc": 0.7, "lr": 0.1},
     " * Acc@1 71.2 Acc@5 90.1": {"acc@1": 71.2, "acc@5": 90.1},
 }  # fmt: skip
 NO_METRICS = (
     "loss of 3 nodes", "a lossless 4", "listening on port=8080", "loss.py:12: warning",
     "accuracy was good", "release loss-1.2.3", "{'port': 8080, 'workers': 4}", "glossary 7", "",
+    "loss 0,25", "loss: 1,234.5", "loss 12:30:11", "loss 2026-11-28", "loss 10.0.0.1:80", "mae 3-4",
+    "precision=16-mixed", "loss 1.2.x",
 )  # fmt: skip
 
 
@@ -98,7 +101,8 @@ def test_no_line_takes_long():
         st.lists(
             st.sampled_from(
                 ["loss", "f1", "F2", "top5", "acc@1", "acc@5", "a2/loss", " ", "=", ": ", "|", "/",
-                 "step", "1", "0", "27", "0.5", "30", "5e-05", "nan", ".", "-", "\u0663", "_", "["]
+                 "step", "1", "0", "27", ",", "-x", "0.5", "30", "5e-05", "nan", ".", "-",
+                 "\u0663", "_", "["]
             ),
             max_size=12,
         ).map("".join),

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cloudjob.cli.screen import Screen
 from cloudjob.model.patterns import Pattern
+from cloudjob.tracking.blocks import without_overwritten
 from cloudjob.tracking.log import LogPiece
 from cloudjob.tracking.log_filter import LogFilter
 from jobentry.contract import lines
@@ -123,6 +125,37 @@ def test_the_last_lines_are_whole_however_the_log_arrives(pieces: list[LogPiece]
 
     node_lines = [(piece.node, line) for piece in selected for line in piece.data.splitlines(True)]
     assert node_lines == last_lines(pieces, number)
+
+
+bar_lines = st.sampled_from(
+    [b"[0]+ \r1%\n", b"[0]+ \r2%\n", b"[0]+ 3%\r\n", b"[0]+ .\n", b"[0] \r4%\n", b"[0] end\n",
+     b"[0] \router\n", b"[0]+ \rinner\x1b[A\n", b"[1]+ \r5%\n", b"[1] x\r\n", b"\n"]
+)  # fmt: skip
+
+
+@given(st.lists(bar_lines, max_size=12))
+@example([b"[0]+ \r1%\n", b"[0]+ 3%\r\n", b"[0]+ 3%\r\n"])
+def test_what_bars_overwrite_is_left_out_and_a_terminal_shows_the_same(texts: list[bytes]):
+    data = b"".join(texts)
+
+    assert on_terminal(without_overwritten(data)) == on_terminal(data)
+
+
+def test_the_tail_of_a_log_has_few_states_of_each_progress_bar():
+    """Each would be read again line by line."""
+    bars = b"".join(b"[%d]+ \r%d%%\n" % (rank, n) for n in range(100) for rank in range(8))
+    job: Any = Log([LogPiece(0, b"[0]+ .\n" + bars)])
+
+    selected = b"".join(piece.data for piece in LogFilter(tail=9).pieces(job, follow=False))
+    assert selected.splitlines(True)[0] == b"[0]+ .\n"
+    assert sorted(re.findall(rb"\[(\d)\]\+ \r(\d+)", selected)) == [
+        (b"%d" % rank, b"99") for rank in range(8)
+    ]
+
+
+def on_terminal(data: bytes) -> bytes:
+    screen = Screen(is_live=False)
+    return screen.show(data)[0] + screen.finish()
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,16 @@ def test_a_state_of_a_progress_bar_is_read_when_the_next_one_begins():
     assert [point.value for point in reader.finish()] == [0.5]
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b" of \xff\n", b"\r\x1b[K\n"])
+@pytest.mark.parametrize("patterns", [LOSS, {}])
+def test_colours_and_line_ends_hide_no_metric(patterns: dict[str, str], end: bytes):
+    reader = MetricReader(patterns, detects=True)
+    text = b"[0] \x1b[1mstep 5\x1b[0m \x1b[1;32mloss \x1b[38;5;9m0.5\x1b[0m" + end
+
+    [point] = reader.add(0, text) + reader.finish()
+    assert (point.name, point.value) == ("loss", 0.5)
+
+
 @pytest.mark.parametrize("pattern", ["loss=[0-9]+", "loss=(", "("])
 def test_a_pattern_without_a_group_is_refused(pattern: str):
     with pytest.raises(UsageError, match="the pattern of the metric loss"):
