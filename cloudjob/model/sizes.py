@@ -6,9 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from cloudjob.errors import SpecError
-from cloudjob.model import submission as submissions
 from cloudjob.model.rules import MAX_ARG_BYTES, VARIABLE_FIELDS
-from cloudjob.model.submission import Submission
 from jobentry.contract import names
 
 TYPE_CHECKING = False
@@ -31,15 +29,16 @@ _KEYS = {
 }
 
 
-def check(submission: Submission) -> None:
+def check(spec: JobSpec, variables: Mapping[str, str]) -> None:
     """Refuse a job whose arguments and variables are too long for Linux.
+
+    Args:
+        variables: Those of the entry of node 0.
 
     Raises:
         SpecError: With the key of the largest.
     """
-    node = submissions.node_env(submission, 0, submissions.host_names(submission))
-    variables = submissions.variables(submission, node, home="/home/ma-user", address="0.0.0.0")
-    problems = [*_too_long(submission.spec, variables)]
+    problems = [*_too_long(spec, variables)]
     if problems:
         raise SpecError(problems, hint=HINT)
 

@@ -125,6 +125,7 @@ def prepare(
     paths, package = JobPaths(job), decision.package
     submission = _submission(decision.spec, paths, package, package.layers, target)
     request = target.backend.build(submission)
+    sizes.check(submission.spec, next(iter(target.backend.environments(request))))
     return Prepared(paths, package, package.layers, target, scratch, submission, request, member)
 
 
@@ -223,7 +224,6 @@ def _submission(
         record_uri=store.uri(paths.record),
         outputs_uri=store.uri(paths.outputs),
     )
-    sizes.check(submission)
     # Inputs may come from a server of a private authority, too, whatever the store is.
     uris = (submission.code.uri, *spec.inputs.values(), *spec.outputs.values())
     is_local = all(uri.startswith("file:") for uri in uris if uri)

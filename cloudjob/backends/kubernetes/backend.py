@@ -155,8 +155,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         """Return ``request`` as YAML that kubectl takes, secrets as ``***``."""
         return requests.text(request)
 
-    def environments(self, request: KubernetesRequest) -> tuple[Mapping[str, str], ...]:
-        return tuple(requests.environments(request))
+    def environments(self, request: KubernetesRequest) -> Iterable[Mapping[str, str]]:
+        return requests.environments(request)
 
     def handle(self, request: KubernetesRequest) -> str:
         return _handle(_Handle(self._cluster, request.engine, request.job_names), request.job)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -117,7 +117,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
     def show(self, request: ModelArtsRequest) -> dict[str, Any]:
         return requests.show(request)
 
-    def environments(self, request: ModelArtsRequest) -> tuple[Mapping[str, str], ...]:
+    def environments(self, request: ModelArtsRequest) -> Iterable[Mapping[str, str]]:
         return request.environments
 
     def companions(self, request: ModelArtsRequest) -> Mapping[str, bytes]:

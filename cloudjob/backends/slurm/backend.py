@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +110,7 @@ class SlurmBackend(Backend[SlurmRequest]):
     def show(self, request: SlurmRequest) -> dict[str, Any]:
         return requests.show(request)
 
-    def environments(self, request: SlurmRequest) -> tuple[Mapping[str, str], ...]:
+    def environments(self, request: SlurmRequest) -> Iterable[Mapping[str, str]]:
         return request.environments
 
     def send(self, request: SlurmRequest) -> str:

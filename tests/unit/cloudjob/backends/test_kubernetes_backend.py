@@ -658,7 +658,7 @@ def test_our_container_counts_and_not_a_sidecar_before_it(
     job.set_phase("Failed")
 
     status = job.backend.status(job.handle)
-    assert status.reason == (
+    assert str(status.reason) == (
         f"out of memory: node 0 ({job.pods[0]}), node 1 ({job.pods[1]}), limited to 4Gi; raise "
         "kubernetes.memory_gib, to which /dev/shm counts"
     )

@@ -59,7 +59,7 @@ def test_a_prepared_job_has_the_request_of_its_submission(scratch: Path):
     layers = tuple(target.store.uri(layer.key) for layer in decision.package.layers)
     assert prepared.spec == decision.spec
     assert prepared.submission.code.layers == layers
-    environments = target.backend.environments(prepared.request)
+    environments = list(target.backend.environments(prepared.request))
     assert [each["SEED"] for each in environments] == ["7", "7"]
     assert {each["CLOUDJOB_CODE_DIGEST"] for each in environments} == {decision.package.digest}
 
