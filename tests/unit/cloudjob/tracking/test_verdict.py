@@ -139,8 +139,8 @@ REASON = OutOfMemory("node 1 (worker-1)", "limited to 4 GiB", "; ask")
         (exits.MEMORY_GUESS, f"killed by SIGKILL ({REASON})"),
         (exits.NOT_FOR_MEMORY, f"killed by SIGKILL ({REASON})"),
         (
-            f"{exits.OUT_OF_MEMORY} (limit 4 GiB; rank 1: 3.9 GiB)",
-            "killed by SIGKILL: out of memory (limit 4 GiB; rank 1: 3.9 GiB) (node 1 (worker-1); ask)",
+            f"{exits.OUT_OF_MEMORY} (limit 4 GiB; rank 1: 4 GiB)",
+            "killed by SIGKILL: out of memory (limit 4 GiB; rank 1: 4 GiB) (node 1 (worker-1); ask)",
         ),
     ],
 )
