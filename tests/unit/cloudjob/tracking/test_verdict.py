@@ -130,7 +130,7 @@ def test_what_has_ended_is_final(cause: Cause):
     assert state_of(cause).is_final
 
 
-REASON = OutOfMemory("node 1 (worker-1)", "limited to 4 GiB", "; ask")
+REASON = OutOfMemory("node 1 (worker-1)", "limited to 4 GiB", "; go")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ REASON = OutOfMemory("node 1 (worker-1)", "limited to 4 GiB", "; ask")
         (exits.NOT_FOR_MEMORY, f"killed by SIGKILL ({REASON})"),
         (
             f"{exits.OUT_OF_MEMORY} (limit 4 GiB; rank 1: 4 GiB)",
-            "killed by SIGKILL: out of memory (limit 4 GiB; rank 1: 4 GiB) (node 1 (worker-1); ask)",
+            "killed by SIGKILL: out of memory (limit 4 GiB; rank 1: 4 GiB) (node 1 (worker-1); go)",
         ),
     ],
 )
