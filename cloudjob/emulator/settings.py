@@ -43,7 +43,7 @@ class Flavor:
 
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
-class Engine:
+class PresetEngine:
     """A preset engine.
 
     Args:
@@ -111,7 +111,7 @@ class Settings:
     poll_s: NonNegativeFloat = 0.1
     command_limit_bytes: NonNegativeInt = 1 << 17
     flavors: tuple[Flavor, ...] = ()
-    engines: tuple[Engine, ...] = ()
+    engines: tuple[PresetEngine, ...] = ()
     images: tuple[str, ...] = ()
 
 
@@ -126,13 +126,13 @@ _FLAVORS = (
 # The flavors of a dedicated pool, by their number of cards.
 _VISUAL = {"xlarge": 1, "2xlarge": 2, "4xlarge": 4, "8xlarge": 8, "16xlarge": 16}
 _ENGINES = (
-    Engine("PyTorch", "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"),
-    Engine("PyTorch", "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"),
-    Engine("MPI", "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"),
-    Engine("Horovod", "horovod_0.22.1-pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"),
-    Engine("TensorFlow", "tensorflow_2.1.0-cuda_10.1-py_3.7-ubuntu_18.04-x86_64"),
-    Engine("MindSpore", "mindspore_2.2.0-py_3.9-ubuntu_20.04-x86_64"),
-    Engine("Ascend-Powered-Engine", "mindspore_2.2.12-cann_7.0.1-py_3.9-euler_2.10-aarch64"),
+    PresetEngine("PyTorch", "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"),
+    PresetEngine("PyTorch", "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"),
+    PresetEngine("MPI", "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"),
+    PresetEngine("Horovod", "horovod_0.22.1-pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"),
+    PresetEngine("TensorFlow", "tensorflow_2.1.0-cuda_10.1-py_3.7-ubuntu_18.04-x86_64"),
+    PresetEngine("MindSpore", "mindspore_2.2.0-py_3.9-ubuntu_20.04-x86_64"),
+    PresetEngine("Ascend-Powered-Engine", "mindspore_2.2.12-cann_7.0.1-py_3.9-euler_2.10-aarch64"),
 )
 
 

@@ -55,7 +55,7 @@ class Target(NamedTuple):
         return cls(backend, uri, open_store(uri, environment(keys)), home)
 
 
-class Decision(NamedTuple):
+class DecidedJob(NamedTuple):
     """What is decided for a job, or for all jobs of a sweep, before anything is sent.
 
     Args:
@@ -114,7 +114,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    job: str, decision: Decision, target: Target, scratch: Path, member: SweepMember | None = None
+    job: str, decision: DecidedJob, target: Target, scratch: Path, member: SweepMember | None = None
 ) -> Prepared:
     """Return a job with its submission and its request.
 
@@ -131,7 +131,7 @@ def prepare(
 
 def decide(
     spec: JobSpec, script: Script, target: Target, scratch: Path, *, may_query: bool
-) -> Decision:
+) -> DecidedJob:
     """Pack the source, and choose the launcher and the number of ranks.
 
     Args:
@@ -146,7 +146,7 @@ def decide(
         validation.check(spec)
     launcher_choice.check_nested(spec, script.nested)
     spec, ranks = choose_ranks(spec, target.backend, may_query=may_query)
-    return Decision(spec, package, choice, ranks)
+    return DecidedJob(spec, package, choice, ranks)
 
 
 def new_id(name: str) -> str:

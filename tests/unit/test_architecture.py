@@ -384,6 +384,17 @@ def test_few_of_our_own_modules_are_imported_late():
     assert {name: n for name, n in late.items() if n > MOST_LATE_IMPORTS.get(name, 0)} == {}
 
 
+def test_no_two_public_classes_of_the_laptop_half_have_the_same_name():
+    classes = Counter(
+        node.name
+        for path in LAPTOP
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+
+    assert [name for name, number in classes.items() if number > 1] == []
+
+
 def test_only_the_emulator_needs_pydantic():
     backends = sorted((ROOT / "cloudjob" / "backends").glob("*/backend.py"))
     modules = [f"cloudjob.backends.{path.parent.name}.backend" for path in backends]

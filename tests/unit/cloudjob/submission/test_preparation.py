@@ -10,7 +10,7 @@ import pytest
 from cloudjob.model.job import JobSpec
 from cloudjob.submission import checks, preparation
 from cloudjob.submission.launcher_choice import Choice
-from cloudjob.submission.preparation import Decision, SweepMember, Target
+from cloudjob.submission.preparation import DecidedJob, SweepMember, Target
 from tests.support.homes import make_used_home
 
 
@@ -24,7 +24,7 @@ def scratch(tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-def decided(scratch: Path, **values: Any) -> tuple[Target, Decision]:
+def decided(scratch: Path, **values: Any) -> tuple[Target, DecidedJob]:
     """Return the decision about a job whose script imports torch."""
     source = str(scratch.parent / "source")
     spec = JobSpec(script="train.py", source=source, nodes=2, **values)
