@@ -163,7 +163,7 @@ def save(service: EmulatedService, request: Request) -> Any:
     """Start to save the container of a running task as an image of the engine.
 
     Raises:
-        ServiceRefusal: Nodes are processes, the job is not running, or the engine has such an image.
+        ServiceRefusal: Nodes are processes, the job does not run, or the engine has such an image.
     """
     row, runtime = service.job(request), service.runtime
     index = service.node(request, row)
