@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from cloudjob.errors import SpecError, UsageError
+from cloudjob.model.kinds import dotted
 
 MIB = 1 << 20
 _CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
@@ -165,8 +166,6 @@ def load(path: Path | None) -> Settings:
     try:
         return _whole(TypeAdapter(Settings).validate_python(values))
     except ValidationError as error:
-        from cloudjob.model.kinds import dotted
-
         raise SpecError(
             [
                 f"{path}: {dotted(problem['loc'])}: {problem['msg']} (given {problem['input']!r})"

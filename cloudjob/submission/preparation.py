@@ -27,7 +27,7 @@ from cloudjob.submission.launcher_choice import Choice
 from jobentry.contract import devices, names
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 from jobentry.contract.packages import Layer, damage_key
-from jobentry.contract.paths import JobPaths
+from jobentry.contract.paths import SIGNED_S, JobPaths
 
 # In a job with signed URLs, the number of nodes that can store their journals.
 _SIGNED_JOURNALS = 16
@@ -238,8 +238,6 @@ def _access(
     store = target.store
     if target.backend.copies_files and isinstance(store, Signer):
         # No command reaches the nodes of such a platform: its head looks for requests in the store.
-        from jobentry.system.requests import SIGNED_S
-
         operations = [("GET", paths.request), ("PUT", paths.answer)]
         return {**store.access(), **_signed(store, operations, SIGNED_S)}
     hours = spec.section(spec.backend).get("presigned_h")

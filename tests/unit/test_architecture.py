@@ -46,13 +46,13 @@ MOST_LATE_IMPORTS = {
     "__init__": 2,
     "api": 4,
     "backends": 20,
-    "emulator": 4,
+    "emulator": 2,
     "machine": 1,
     "model": 3,
     "notify": 2,
     "store": 1,
-    "submission": 2,
-    "tracking": 34,
+    "submission": 1,
+    "tracking": 26,
 }
 # Names that say how a value came, and not what it is.
 VAGUE = {"found", "given", "shown", "own", "made", "known"}
