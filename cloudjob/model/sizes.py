@@ -38,7 +38,20 @@ def check(spec: JobSpec, variables: Mapping[str, str]) -> None:
     Raises:
         SpecError: With the key of the largest.
     """
-    problems = [*_too_long(spec, variables)]
+    problems = []
+    for name, key in _KEYS.items():
+        size = _size(f"{name}={variables.get(name, '')}")
+        if size > MAX_ARG_BYTES:
+            text = f"(given {size} bytes; allowed {MAX_ARG_BYTES}, Linux's limit)"
+            problems.append(f"{key}: too many {text}")
+    texts = [*(f"{name}={value}" for name, value in variables.items()), spec.script, *spec.args]
+    total = sum(map(_size, texts)) + _EACH * len(texts)
+    total += sum(map(_size, spec.env)) + _OPTION * len(spec.env)
+    if total > MAX_PROGRAM_BYTES:
+        problems.append(
+            f"arguments and variables: too long for Linux to start a rank (given {total} bytes, "
+            f"of which {largest(spec)}; allowed {MAX_PROGRAM_BYTES})"
+        )
     if problems:
         raise SpecError(problems, hint=HINT)
 
@@ -67,22 +80,6 @@ def _arguments(spec: JobSpec) -> Iterator[tuple[str, int]]:
 def _longest(sizes: Iterable[tuple[str, int]]) -> str:
     key, size = max(sizes, key=lambda item: item[1])
     return f"{size} in {key}"
-
-
-def _too_long(spec: JobSpec, variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is too long for one variable of the entry, or for all of a rank."""
-    for name, key in _KEYS.items():
-        size = _size(f"{name}={variables.get(name, '')}")
-        if size > MAX_ARG_BYTES:
-            yield f"{key}: too many (given {size} bytes; allowed {MAX_ARG_BYTES}, Linux's limit)"
-    total = sum(_size(f"{name}={value}") + _EACH for name, value in variables.items())
-    total += sum(_size(name) + _OPTION for name in spec.env)
-    total += sum(_size(argument) + _EACH for argument in (spec.script, *spec.args))
-    if total > MAX_PROGRAM_BYTES:
-        yield (
-            f"arguments and variables: too long for Linux to start a rank (given {total} bytes, "
-            f"of which {largest(spec)}; allowed {MAX_PROGRAM_BYTES})"
-        )
 
 
 def _size(text: str) -> int:
