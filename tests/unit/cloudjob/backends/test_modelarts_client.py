@@ -166,12 +166,12 @@ def test_a_proxy_that_does_not_connect_is_named(
 _WITHOUT_PYSOCKS = """
 import sys
 sys.modules["socks"] = None
-from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.client import ModelArtsClient
 from cloudjob.backends.modelarts.site import Site
 from jobentry.contract.sigv4 import Keys
 address = "http://modelarts.example"
 try:
-    Client(Site(address, address, "region", "project", Keys("access", "secret"))).show("x")
+    ModelArtsClient(Site(address, address, "region", "project", Keys("access", "secret"))).show("x")
 except Exception as error:
     print(error)
 """
