@@ -39,7 +39,7 @@ PRINTERS = {
 PURE = ["contract", "launchers"]
 IMPURE = {"subprocess", "socket", "shutil", "pathlib", "tempfile", "signal", "threading", "time"}
 # How many functions of ours a detached submit may call; ADR 81 says what is counted.
-MOST_FUNCTIONS = 855
+MOST_FUNCTIONS = 865
 # How many imports of our own modules stand inside functions, as most commands do not need what they
 # load; by folder, without ``cli``. These numbers may only become smaller.
 MOST_LATE_IMPORTS = {
