@@ -18,7 +18,7 @@ FIRST_S, _NEXT_S = 5.0, 5.0
 T = TypeVar("T")
 
 
-class Limits(NamedTuple):
+class RequestLimits(NamedTuple):
     """The time limits of a request to a service.
 
     Args:
@@ -33,13 +33,13 @@ class Limits(NamedTuple):
     longest_pause_s: float = 5.0
 
 
-LIMITS = Limits()
+LIMITS = RequestLimits()
 
 
 def retried(
     request: Callable[[], T],
     pause_s: Callable[[CloudJobError, int], float | None],
-    limits: Limits,
+    limits: RequestLimits,
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -92,7 +92,7 @@ class Backend(ABC, Generic[Request]):
         """Return ``request`` as plain JSON values, secrets as ``***``."""
 
     @abstractmethod
-    def environments(self, request: Request) -> tuple[Mapping[str, str], ...]:
+    def environments(self, request: Request) -> Iterable[Mapping[str, str]]:
         """Return the variables that the entry of each node would be given."""
 
     @abstractmethod

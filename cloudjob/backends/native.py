@@ -90,6 +90,28 @@ class Stop(Enum):
     PLATFORM = "platform"
 
 
+class OutOfMemory(NamedTuple):
+    """A lack of memory on nodes.
+
+    Args:
+        where: The nodes, in words.
+        limit: What the platform allows them, in words; empty if it does not say so.
+        advice: What to do about it, to follow a message.
+    """
+
+    where: str
+    limit: str = ""
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return f"out of memory: {self.detail}"
+
+    @property
+    def detail(self) -> str:
+        """The nodes, the limit and the advice."""
+        return f"{self.where}{self.limit and ', '}{self.limit}{self.advice}"
+
+
 class Ended(NamedTuple):
     """A job that has ended; the record of its head knows more about how.
 
@@ -107,7 +129,7 @@ class Ended(NamedTuple):
     started_at: str | None = None
     ended_at: str | None = None
     attempt_at: str = ""
-    reason: str = ""
+    reason: str | OutOfMemory = ""
     stop: Stop = Stop.CANCEL
     is_unwatched: bool = False
     attempt: Attempt | None = None

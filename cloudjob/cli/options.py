@@ -279,7 +279,7 @@ def port_number(text: str) -> int:
 
 def given_flags(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values that were given on the command line, by field."""
-    from cloudjob.config import read_env_file
+    from cloudjob.config.env_file import read_env_file
     from cloudjob.model.job import OPTIONS
 
     flags: dict[str, Any] = {}

@@ -15,10 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cloudjob.config.env_file import read_env_file
 from cloudjob.config.files import PROJECT_FILE, ConfigFile, files_of, reason
 from cloudjob.config.layer import Layer, check, layer_of_job, layer_of_options, merged
-from cloudjob.config.schema import json_schema
 from cloudjob.config.yaml_file import layer_of_file
 from cloudjob.errors import SpecError
 from cloudjob.model.job import SECTIONS, JobSpec, masked
@@ -27,8 +25,6 @@ from cloudjob.model.text import MASK, one_line
 from cloudjob.model.validation import validate
 from jobentry.contract.launchers import LAUNCHERS
 from jobentry.contract.secret_values import is_secret_name
-
-__all__ = ["Copied", "Loaded", "json_schema", "load", "read_env_file", "show"]
 
 _LIMIT = "source_limit_mb"
 # The origin of a value that no file, variable or option has set.

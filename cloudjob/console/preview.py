@@ -26,7 +26,7 @@ _IMAGES = (
 _RIFF, _WEBP = b"RIFF", b"WEBP"
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """How a file is shown."""
 
     TEXT = "text"
@@ -35,7 +35,7 @@ class Kind(Enum):
     NOTHING = "nothing"
 
 
-class Preview(NamedTuple):
+class FilePreview(NamedTuple):
     """What is shown of a file.
 
     Args:
@@ -44,7 +44,7 @@ class Preview(NamedTuple):
         is_cut: Whether the file has more than is shown.
     """
 
-    kind: Kind
+    kind: FileKind
     text: str = ""
     rows: Sequence[Sequence[str]] = ()
     is_cut: bool = False
@@ -57,7 +57,7 @@ def media_type(head: bytes) -> str:
     return next((kind for start, kind in _IMAGES if head.startswith(start)), "")
 
 
-def preview(name: str, head: bytes, size_bytes: int) -> Preview:
+def preview(name: str, head: bytes, size_bytes: int) -> FilePreview:
     """Return what is shown of a file.
 
     Args:
@@ -66,36 +66,36 @@ def preview(name: str, head: bytes, size_bytes: int) -> Preview:
     """
     if media_type(head):
         if size_bytes > MAX_IMAGE_BYTES:
-            return Preview(Kind.NOTHING, "The image is too large to be shown.")
-        return Preview(Kind.IMAGE)
+            return FilePreview(FileKind.NOTHING, "The image is too large to be shown.")
+        return FilePreview(FileKind.IMAGE)
     data = head[:MAX_TEXT_BYTES]
     is_cut = size_bytes > len(data)
     if b"\0" in data:
-        return Preview(Kind.NOTHING, "It has no preview.")
+        return FilePreview(FileKind.NOTHING, "It has no preview.")
     text = data.decode("utf-8", "replace")
     ending = name.lower().rpartition(".")[2]
     if ending in ("csv", "tsv"):
         return _table(text, "," if ending == "csv" else "\t", is_cut=is_cut)
     if ending == "json" and not is_cut:
         text = _indented(text)
-    return Preview(Kind.TEXT, displayable(text), is_cut=is_cut)
+    return FilePreview(FileKind.TEXT, displayable(text), is_cut=is_cut)
 
 
-def _table(text: str, delimiter: str, *, is_cut: bool) -> Preview:
+def _table(text: str, delimiter: str, *, is_cut: bool) -> FilePreview:
     lines = text.splitlines()
     # The last line of a part may be incomplete.
     whole = lines[:-1] if is_cut else lines
     try:
         rows = list(csv.reader(io.StringIO("\n".join(whole[: MAX_ROWS + 2])), delimiter=delimiter))
     except csv.Error:
-        return Preview(Kind.TEXT, displayable(text), is_cut=is_cut)
+        return FilePreview(FileKind.TEXT, displayable(text), is_cut=is_cut)
     cells = [
         [displayable(cell[:_MAX_CELL]) for cell in row[:MAX_COLUMNS]]
         for row in rows[: MAX_ROWS + 1]
     ]
     is_wide = any(len(row) > MAX_COLUMNS for row in rows)
     is_cut = is_cut or is_wide or len(rows) > len(cells)
-    return Preview(Kind.TABLE, rows=cells, is_cut=is_cut)
+    return FilePreview(FileKind.TABLE, rows=cells, is_cut=is_cut)
 
 
 def _indented(text: str) -> str:

@@ -18,13 +18,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
-from cloudjob.emulator.errors import ApiError, error_body, gateway_error
+from cloudjob.emulator.errors import ServiceRefusal, error_body, gateway_error
 from cloudjob.emulator.http_server import IDLE_S, LOOPBACK, is_from_here, target_of
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.state import CONTROL_HEADER, CONTROL_PREFIX, User
 
 if TYPE_CHECKING:
-    from cloudjob.emulator.service import Service
+    from cloudjob.emulator.service import EmulatedService
 
 LIMIT_BYTES = 12 << 20
 _IAM = "/v3"
@@ -69,7 +69,7 @@ class Endpoint:
 
     method: str
     path: str
-    handler: Callable[[Service, Request], Any]
+    handler: Callable[[EmulatedService, Request], Any]
     status: int = 200
 
     @property
@@ -104,7 +104,7 @@ class Api:
     def __init__(
         self,
         endpoints: Iterable[Endpoint],
-        services: Mapping[str, Service],
+        services: Mapping[str, EmulatedService],
         control_token: str,
         clock: Callable[[], float],
         addresses: Collection[str] = (LOOPBACK,),
@@ -130,7 +130,7 @@ class Api:
             pass
 
     async def _unknown(self, scope: Any, receive: Any, send: Any) -> None:
-        answer = _refused(ApiError("APIGW.0101"), request_id := uuid.uuid4().hex)
+        answer = _refused(ServiceRefusal("APIGW.0101"), request_id := uuid.uuid4().hex)
         await self._response(answer, request_id)(scope, receive, send)
 
     def _served(self, endpoint: Endpoint) -> Callable[[HttpRequest], Any]:
@@ -173,31 +173,31 @@ class Api:
             is_of_owner = request.path.startswith(CONTROL_PREFIX)
             if not is_of_owner and service.faults.take("lost-answer", path=request.path):
                 return None
-        except ApiError as error:
+        except ServiceRefusal as error:
             return _refused(error, request.id)
         except Exception:  # noqa: BLE001 (a bug here is an internal error of the service)
             traceback.print_exc()
-            return _refused(ApiError("ModelArts.0010"), request.id)
+            return _refused(ServiceRefusal("ModelArts.0010"), request.id)
         return answer if isinstance(answer, Answer) else Answer(endpoint.status, answer)
 
     def _checked(self, endpoint: Endpoint, request: Request) -> User | None:
         """Check host, injected faults, identity and permission of a request; return its user.
 
         Raises:
-            ApiError: The request is refused.
+            ServiceRefusal: The request is refused.
         """
         path = request.path
         if not is_from_here(request.headers, self._addresses):
-            raise ApiError("APIGW.0101")
+            raise ServiceRefusal("APIGW.0101")
         if path.startswith(CONTROL_PREFIX):
             token = request.headers.get(CONTROL_HEADER.lower(), "")
             if not secrets.compare_digest(token.encode(), self._control_token.encode()):
-                raise ApiError("APIGW.0301", "this is for the owner of the emulator")
+                raise ServiceRefusal("APIGW.0301", "this is for the owner of the emulator")
             return None
         if self._service.faults.take("throttle", path=path):
-            raise ApiError("APIGW.0308", "1,time:1 second")
+            raise ServiceRefusal("APIGW.0308", "1,time:1 second")
         if self._service.faults.take("error", path=path):
-            raise ApiError("ModelArts.0010")
+            raise ServiceRefusal("ModelArts.0010")
         if path.startswith(_IAM):
             return None
         return self._service.access.check(request, endpoint.action)
@@ -226,6 +226,6 @@ async def _read(request: HttpRequest) -> bytes | None:
     return bytes(body)
 
 
-def _refused(error: ApiError, request_id: str) -> Answer:
+def _refused(error: ServiceRefusal, request_id: str) -> Answer:
     body = None if error.status == 204 else error_body(error, request_id)
     return Answer(error.status, body, {"Retry-After": "1"} if error.status == 429 else {})

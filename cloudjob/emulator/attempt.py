@@ -45,7 +45,7 @@ class AttemptEnd:
 
 
 @dataclass(slots=True)
-class Attempt:
+class AttemptWatch:
     """Watches the nodes of one attempt.
 
     Args:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl
 
 from cloudjob.emulator.database import Database, StoredToken, TemporaryKey
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
 from cloudjob.model.times import rfc3339
@@ -52,7 +52,7 @@ def credential(account: Account, database: Database, access: str) -> Credential 
     return Credential(user, key.secret, key.token, key.expires_s) if key and user else None
 
 
-class Access:
+class Gateway:
     """Accepts requests, or refuses them as the service's gateway does.
 
     Args:
@@ -77,13 +77,13 @@ class Access:
             action: The action that the user needs permission for; empty for none.
 
         Raises:
-            ApiError: The request is refused.
+            ServiceRefusal: The request is refused.
         """
         self._count_request()
         user, project = self._identity(request)
         self._check_project(request, project)
         if action and not user.may(action):
-            raise ApiError("ModelArts.0108", action)
+            raise ServiceRefusal("ModelArts.0108", action)
         return user
 
     def check_identity(self, request: Request) -> User:
@@ -102,9 +102,11 @@ class Access:
         stored = self._database.token(_hashed(token))
         user = self.account.user(stored.user) if stored else None
         if stored is None or user is None:
-            raise ApiError("APIGW.0301", "decrypt token fail")
+            raise ServiceRefusal("APIGW.0301", "decrypt token fail")
         if stored.expires_s <= self._clock():
-            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(stored.expires_s)}")
+            raise ServiceRefusal(
+                "APIGW.0301", f"token expires, expires_at: {rfc3339(stored.expires_s)}"
+            )
         return user, stored.project
 
     def new_token(self, user: User, project: str) -> tuple[str, float]:
@@ -137,10 +139,10 @@ class Access:
         """Check the signature of a request; return its user."""
         authorization = request.headers.get("authorization", "")
         if not authorization:
-            raise ApiError("APIGW.0301", "x-auth-token not found")
+            raise ServiceRefusal("APIGW.0301", "x-auth-token not found")
         signature = _API_SIGNATURE.match(authorization)
         if signature is None or "x-sdk-date" not in signature[2].split(";"):
-            raise ApiError("APIGW.0301", "signature header is not in the right form")
+            raise ServiceRefusal("APIGW.0301", "signature header is not in the right form")
         access = signature[1]
         self._check_date(request)
         self._check_lock(access)
@@ -149,7 +151,7 @@ class Access:
         is_valid = _has_digest(request) and secrets.compare_digest(expected, signature[3])
         self._count_failure(access, is_valid=is_valid)
         if not is_valid:
-            raise ApiError("APIGW.0301", "verify aksk signature fail")
+            raise ServiceRefusal("APIGW.0301", "verify aksk signature fail")
         return signer.user
 
     def _check_date(self, request: Request) -> None:
@@ -158,28 +160,30 @@ class Access:
         try:
             moment = datetime.strptime(text, sigv4.MOMENT).replace(tzinfo=timezone.utc).timestamp()
         except ValueError as error:
-            raise ApiError("APIGW.0301", f"X-Sdk-Date is not a time: {text}") from error
+            raise ServiceRefusal("APIGW.0301", f"X-Sdk-Date is not a time: {text}") from error
         if abs(now - moment) > SKEW_S:
             server = datetime.fromtimestamp(now, timezone.utc).strftime(sigv4.MOMENT)
-            raise ApiError(
+            raise ServiceRefusal(
                 "APIGW.0301", f"signature expired, signature time:{text}, server time:{server}"
             )
 
     def _signer(self, access: str, request: Request) -> Credential:
         signer = credential(self.account, self._database, access)
         if signer is None:
-            raise ApiError("APIGW.0301", f"Get secretKey failed,ak:{access},err:ak not exist")
+            raise ServiceRefusal("APIGW.0301", f"Get secretKey failed,ak:{access},err:ak not exist")
         if signer.token and request.headers.get("x-security-token") != signer.token:
-            raise ApiError("APIGW.0301", "the security token is not that of the access key")
+            raise ServiceRefusal("APIGW.0301", "the security token is not that of the access key")
         if signer.expires_s <= self._clock():
-            raise ApiError("APIGW.0301", f"token expires, expires_at: {rfc3339(signer.expires_s)}")
+            raise ServiceRefusal(
+                "APIGW.0301", f"token expires, expires_at: {rfc3339(signer.expires_s)}"
+            )
         return signer
 
     def _check_lock(self, access: str) -> None:
         with self._lock:
             count, since = self._failed_attempts.get(access, (0, 0.0))
         if count > _TRIES and time.monotonic() - since < self._settings.lock_s:
-            raise ApiError("APIGW.0301", "AK access failed to reach the limit,forbidden.")
+            raise ServiceRefusal("APIGW.0301", "AK access failed to reach the limit,forbidden.")
 
     def _count_failure(self, access: str, *, is_valid: bool) -> None:
         with self._lock:
@@ -198,9 +202,9 @@ class Access:
         if project is None:
             return
         if project not in self.account.projects.values() or of_token not in ("", project):
-            raise ApiError("ModelArts.2786", project)
+            raise ServiceRefusal("ModelArts.2786", project)
         if request.headers.get("x-project-id", project) != project:
-            raise ApiError("ModelArts.0210")
+            raise ServiceRefusal("ModelArts.0210")
 
     def _count_request(self) -> None:
         minute = int(time.monotonic() // 60)
@@ -209,7 +213,7 @@ class Access:
             self._window = (minute, count + 1 if at == minute else 1)
             count = self._window[1]
         if count > self._settings.requests_per_min:
-            raise ApiError("APIGW.0308", f"{self._settings.requests_per_min},time:1 minute")
+            raise ServiceRefusal("APIGW.0308", f"{self._settings.requests_per_min},time:1 minute")
 
 
 def _api_signature(request: Request, secret: str, names: list[str]) -> str:

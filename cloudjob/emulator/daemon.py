@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudjob import installation
+from cloudjob.backends import open_backend
 from cloudjob.emulator import state
 from cloudjob.emulator.state import CONTROL_HEADER, READY, Address, run_dir_of
 from cloudjob.errors import BackendError, UsageError
@@ -207,8 +208,6 @@ def _address_of(place: Path) -> Address:
 
 def _end_jobs(place: Path) -> None:
     """End the jobs that still run after the emulator has stopped."""
-    from cloudjob.backends import open_backend
-
     home = place / state.BACKENDS
     for name in ("process", "docker"):
         if not (home / name).is_dir():

@@ -12,7 +12,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from cloudjob.emulator.models import Job, Resource, Run, now_ms
+from cloudjob.emulator.models import JobRequest, Run, StoredResource, now_ms
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -98,7 +98,7 @@ class JobRow:
     nodes: int
     pool: str
     stop_request: StopRequest
-    body: Job
+    body: JobRequest
     run: Run
 
     @property
@@ -126,7 +126,7 @@ class TemporaryKey(NamedTuple):
 
 
 # JSON columns are models in Python.
-sqlite3.register_converter("job", Job.model_validate_json)
+sqlite3.register_converter("job", JobRequest.model_validate_json)
 sqlite3.register_converter("run", Run.model_validate_json)
 sqlite3.register_converter("stop", lambda data: StopRequest(int(data)))
 _BODY, _RUN = 'body AS "body [job]"', 'run AS "run [run]"'
@@ -134,7 +134,7 @@ _STOP = 'stop_request AS "stop_request [stop]"'
 _COLUMNS = ", ".join([*(field.name for field in fields(JobRow)[:-3]), _STOP, _BODY, _RUN])
 # An SQL expression, and the values of its placeholders.
 Condition = tuple[str, Sequence[Any]]
-R = TypeVar("R", bound=Resource)
+R = TypeVar("R", bound=StoredResource)
 UNFINISHED: Condition = (f"phase NOT IN ({', '.join('?' * len(FINAL))})", FINAL)
 
 
@@ -340,7 +340,7 @@ class Database:
 
     # -- algorithms, experiments, images -----------------------------------------------------------
 
-    def put_resource(self, resource_id: str, name: str, body: Resource) -> None:
+    def put_resource(self, resource_id: str, name: str, body: StoredResource) -> None:
         """Add or replace an algorithm, an experiment or an image."""
         self._execute(
             "INSERT INTO resources VALUES (?, ?, ?, ?, ?) "
@@ -359,7 +359,7 @@ class Database:
         sql = "SELECT body FROM resources WHERE kind = ? ORDER BY create_ms DESC, rowid DESC"
         return [model.model_validate_json(body) for (body,) in self._rows(sql, (model.kind,))]
 
-    def remove_resource(self, model: type[Resource], resource_id: str) -> None:
+    def remove_resource(self, model: type[StoredResource], resource_id: str) -> None:
         """Remove a resource."""
         sql = "DELETE FROM resources WHERE kind = ? AND id = ?"
         self._execute(sql, (model.kind, resource_id))

@@ -12,7 +12,7 @@ with files("cloudjob.emulator").joinpath("errors.csv").open(encoding="ascii") as
     _ERRORS = {row["code"]: row for row in csv.DictReader(_file)}
 
 
-class ApiError(ValueError):
+class ServiceRefusal(ValueError):
     """The service refuses a request; ``code`` is one of its documented error codes.
 
     This is a ``ValueError`` so that validators of pydantic may raise it.
@@ -47,7 +47,7 @@ def gateway_error(status: int, request_id: str) -> dict[str, Any]:
     return {"error_msg": message, "error_code": "APIGW.0201", "request_id": request_id}
 
 
-def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
+def error_body(error: ServiceRefusal, request_id: str) -> dict[str, Any]:
     """Return the response body for an error, in the format of the gateway or of the service."""
     if error.code.startswith("APIGW."):
         return {"error_msg": error.message, "error_code": error.code, "request_id": request_id}

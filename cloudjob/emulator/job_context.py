@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from cloudjob.emulator import models
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.models import Place, Run, task_of
+from cloudjob.emulator.models import ObsPlace, Run, task_of
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.nodes import folder
 from cloudjob.emulator.obs.client import LOG_BUCKET
 
 if TYPE_CHECKING:
-    from cloudjob.emulator.service import Service
+    from cloudjob.emulator.service import EmulatedService
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class JobContext:
     """One job, and the service that it belongs to."""
 
     id: str
-    service: Service
+    service: EmulatedService
 
     @property
     def folder(self) -> Path:
@@ -65,7 +65,7 @@ class JobContext:
         """Store with what the run of the job resumes after a crash."""
         self.service.database.update_job(self.id, run=run)
 
-    def export_log(self, row: JobRow, index: int) -> Place | None:
+    def export_log(self, row: JobRow, index: int) -> ObsPlace | None:
         """Copy the log of a node to OBS; return its place, or None if the log is empty.
 
         Raises:
@@ -78,7 +78,9 @@ class JobContext:
         if not url:
             obs.make_bucket(LOG_BUCKET)
         folder = models.place(url or f"/{LOG_BUCKET}/{row.id}")
-        place = Place(folder.bucket, f"{folder.prefix}modelarts-job-{row.id}-{task_of(index)}.log")
+        place = ObsPlace(
+            folder.bucket, f"{folder.prefix}modelarts-job-{row.id}-{task_of(index)}.log"
+        )
         with tempfile.TemporaryDirectory(dir=self.service.folder) as scratch:
             path = Path(scratch, "log")
             log.write_to(path)

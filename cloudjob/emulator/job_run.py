@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from cloudjob.emulator import models
-from cloudjob.emulator.attempt import Attempt, AttemptEnd, key_of
+from cloudjob.emulator.attempt import AttemptEnd, AttemptWatch, key_of
 from cloudjob.emulator.database import JobRow, Phase, StopRequest
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.models import Run, RunRecord, TaskAddress, TaskStatus, now_ms, task_of
@@ -64,7 +64,7 @@ class JobRun:
                 return
             row = self.job.existing_row()
             try:
-                end = Attempt(self.job, self._uploader, self.lost).watch(row)
+                end = AttemptWatch(self.job, self._uploader, self.lost).watch(row)
             except JobNotFound:
                 if not self.job.existing_row().stop_request:
                     raise

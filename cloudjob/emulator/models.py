@@ -28,9 +28,9 @@ from pydantic import (
     model_validator,
 )
 
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.obs.request import BUCKET
-from cloudjob.emulator.settings import Engine, Flavor, Settings
+from cloudjob.emulator.settings import Flavor, PresetEngine, Settings
 
 HOME = "/home/ma-user"
 RETRY_NUM = "fault-tolerance/job-retry-num"
@@ -91,7 +91,7 @@ class Model(BaseModel):
         return self.model_dump_json()
 
 
-class Resource(Model):
+class StoredResource(Model):
     """An object that the database keeps under an id.
 
     Args:
@@ -108,7 +108,7 @@ class Query(Model):
     code: ClassVar[str] = "ModelArts.2764"
 
 
-class Page(Query):
+class PageQuery(Query):
     """The requested page of a list; ``offset`` is its number."""
 
     codes: ClassVar[Mapping[str, str]] = {"sort_by": UNSORTABLE, "order": UNSORTABLE}
@@ -124,18 +124,18 @@ def parse(model: type[M], value: Any, context: Any = None) -> M:
     """Return a validated model.
 
     Raises:
-        ApiError: With the documented code of the first broken rule.
+        ServiceRefusal: With the documented code of the first broken rule.
     """
     try:
         return model.model_validate(value, context=context)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         cause = problem.get("ctx", {}).get("error")
-        if isinstance(cause, ApiError):
+        if isinstance(cause, ServiceRefusal):
             raise cause from error
         where = ".".join(map(str, problem["loc"]))
         code = model.codes.get(str(next(iter(problem["loc"]), "")), model.code)
-        raise ApiError(code, f"{where}: {cause or problem['msg']}") from error
+        raise ServiceRefusal(code, f"{where}: {cause or problem['msg']}") from error
 
 
 def now_ms() -> int:
@@ -148,7 +148,7 @@ def task_of(node: int) -> str:
     return f"worker-{node}"
 
 
-class Place(NamedTuple):
+class ObsPlace(NamedTuple):
     """A place in OBS."""
 
     bucket: str
@@ -160,11 +160,11 @@ class Place(NamedTuple):
         return self.key if not self.key or self.key.endswith("/") else self.key + "/"
 
 
-def place(url: str | None) -> Place:
+def place(url: str | None) -> ObsPlace:
     """Return the place that a URL names: ``obs://b/k``, ``s3://b/k`` or ``/b/k``.
 
     Raises:
-        ApiError: The URL has none of these forms.
+        ServiceRefusal: The URL has none of these forms.
     """
     text = url or ""
     for scheme in ("obs://", "s3://", "/"):
@@ -172,20 +172,20 @@ def place(url: str | None) -> Place:
             bucket, _, key = text[len(scheme) :].partition("/")
             is_key = "//" not in f"/{key}" and ".." not in key.split("/") and "\0" not in key
             if BUCKET.match(bucket) and is_key:
-                return Place(bucket, key)
-    raise ApiError("ModelArts.2791", f"{text}, reason: not a path of OBS")
+                return ObsPlace(bucket, key)
+    raise ServiceRefusal("ModelArts.2791", f"{text}, reason: not a path of OBS")
 
 
 def check_path(path: str, key: str) -> None:
     """Check that a path is absolute and contains no ``..``.
 
     Raises:
-        ApiError: The path is invalid.
+        ServiceRefusal: The path is invalid.
     """
     parts = PurePosixPath(path).parts
     is_absolute = path.startswith("/") and path.isprintable() and parts[0] == "/"
     if not is_absolute or len(parts) < 2 or ".." in parts:
-        raise ApiError("ModelArts.2788", f"{key}: {path} is not an absolute path without ..")
+        raise ServiceRefusal("ModelArts.2788", f"{key}: {path} is not an absolute path without ..")
 
 
 # -- tags -----------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Tag(Model):
         key = self.key
         is_key = _TAG_KEY.match(key) and key == key.strip() and not key.startswith("_sys_")
         if not is_key or not _TAG_VALUE.match(self.value):
-            raise ApiError("ModelArts.2788", f"tags: {key[:128]}={self.value[:128]}")
+            raise ServiceRefusal("ModelArts.2788", f"tags: {key[:128]}={self.value[:128]}")
         return self
 
 
@@ -210,11 +210,11 @@ def by_key(tags: Iterable[Tag]) -> dict[str, str]:
     """Return the values of tags by their keys.
 
     Raises:
-        ApiError: There are too many.
+        ServiceRefusal: There are too many.
     """
     value_of = {tag.key: tag.value for tag in tags}
     if len(value_of) > TAGS:
-        raise ApiError("ModelArts.2788", f"tags: at most {TAGS}")
+        raise ServiceRefusal("ModelArts.2788", f"tags: at most {TAGS}")
     return value_of
 
 
@@ -240,11 +240,11 @@ class _Metadata(Model):
     @model_validator(mode="after")
     def _check(self) -> _Metadata:
         if self.workspace_id not in ("", "0"):
-            raise ApiError("ModelArts.0102")
+            raise ServiceRefusal("ModelArts.0102")
         self.workspace_id = "0"
         number = self.annotations.get(RETRY_NUM, "1")
         if number not in [str(item) for item in range(1, _RETRIES + 1)]:
-            raise ApiError("ModelArts.2788", f"{RETRY_NUM}: 1 to {_RETRIES} (given {number})")
+            raise ServiceRefusal("ModelArts.2788", f"{RETRY_NUM}: 1 to {_RETRIES} (given {number})")
         return self
 
     @property
@@ -286,19 +286,19 @@ class Channel(Model):
         return self.remote.obs.obs_url or ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ObsPlace:
         """Its place in OBS."""
         return place(self.url)
 
     def complete(self, key: str, index: int) -> None:
         """Fill in the defaults of item ``index`` of the list ``key``, and check it."""
         if not _VARIABLE.match(self.name):
-            raise ApiError("ModelArts.2753", f"{key}: the name {self.name!r} is wrong")
+            raise ServiceRefusal("ModelArts.2753", f"{key}: the name {self.name!r} is wrong")
         self.access_method = self.access_method or "parameter"
         if self.access_method not in ("parameter", "env"):
-            raise ApiError("ModelArts.2753", f"{key}: access_method {self.access_method}")
+            raise ServiceRefusal("ModelArts.2753", f"{key}: access_method {self.access_method}")
         if "dataset" in (self.remote.model_extra or {}):
-            raise ApiError("ModelArts.2788", f"{key}: datasets are not supported here")
+            raise ServiceRefusal("ModelArts.2788", f"{key}: datasets are not supported here")
         place(self.remote.obs.obs_url)
         self.local_dir = self.local_dir or f"{HOME}/modelarts/{key}/{self.name}_{index}"
         check_path(self.local_dir, f"{key}: local_dir")
@@ -325,11 +325,11 @@ class EngineChoice(Model):
     engine_version: _EngineText | None = None
     image_url: Any = None
 
-    def preset(self, settings: Settings) -> Engine | None:
+    def preset(self, settings: Settings) -> PresetEngine | None:
         """Return the preset engine; None if the request names none.
 
         Raises:
-            ApiError: There is no such engine.
+            ServiceRefusal: There is no such engine.
         """
         number, name = self.engine_id or "", self.engine_name or ""
         version = self.engine_version or ""
@@ -339,9 +339,9 @@ class EngineChoice(Model):
             by_name = not number and (name, version) == (engine.name, engine.version)
             if by_name or number == engine.id:
                 return engine
-        raise ApiError("ModelArts.2780", number or f"{name} {version}".strip())
+        raise ServiceRefusal("ModelArts.2780", number or f"{name} {version}".strip())
 
-    def complete(self, settings: Settings) -> Engine | None:
+    def complete(self, settings: Settings) -> PresetEngine | None:
         """Fill in all keys of a preset engine, and return it; None if the request names none."""
         engine = self.preset(settings)
         if engine:
@@ -382,7 +382,7 @@ class Algorithm(Model):
         settings: Settings = info.context
         self._check_engine(settings)
         if len(self.command.encode()) > settings.command_limit_bytes:
-            raise ApiError("ModelArts.2788", "command: too long")
+            raise ServiceRefusal("ModelArts.2788", "command: too long")
         if self.code_dir:
             place(self.code_dir)
         if self.working_dir:
@@ -400,9 +400,9 @@ class Algorithm(Model):
         if self.engine.complete(settings):
             _check_preset(self.code_dir, self.boot_file)
         elif not self.engine.image_url:
-            raise ApiError("ModelArts.2780", "")
+            raise ServiceRefusal("ModelArts.2780", "")
         elif not self.command:
-            raise ApiError("ModelArts.2788", "command: a custom image needs one")
+            raise ServiceRefusal("ModelArts.2788", "command: a custom image needs one")
 
 
 class _Resource(Model):
@@ -417,17 +417,17 @@ class _Resource(Model):
         settings: Settings = info.context
         pool, flavor_id = self.pool_id or "", self.flavor_id or ""
         if pool and pool not in settings.pools:
-            raise ApiError("ModelArts.2788", f"pool_id: {pool}")
+            raise ServiceRefusal("ModelArts.2788", f"pool_id: {pool}")
         flavor = next((item for item in settings.flavors if item.id == flavor_id), None)
         if flavor_id and flavor is None:
-            raise ApiError("ModelArts.2781", flavor_id)
+            raise ServiceRefusal("ModelArts.2781", flavor_id)
         if not flavor_id and not pool:
-            raise ApiError("ModelArts.2763", "flavor_id is empty")
+            raise ServiceRefusal("ModelArts.2763", "flavor_id is empty")
         if flavor and bool(flavor.pool) != bool(pool):
-            raise ApiError("ModelArts.2763", f"{flavor_id} is not one of this resource pool")
+            raise ServiceRefusal("ModelArts.2763", f"{flavor_id} is not one of this resource pool")
         max_nodes = settings.pools[pool] if pool else flavor.max_nodes if flavor else 1
         if self.node_count > max_nodes:
-            raise ApiError("ModelArts.2793", self.node_count)
+            raise ServiceRefusal("ModelArts.2793", self.node_count)
         return self
 
 
@@ -456,7 +456,7 @@ class _Spec(Model):
         return self
 
 
-class Job(Model):
+class JobRequest(Model):
     """The request that creates a job.
 
     Rules that depend on the settings are checked when it is received, and not when it is read from
@@ -492,13 +492,13 @@ class AlgorithmConfig(Model):
     outputs: Items[dict[str, Any]] = []
 
 
-def job(body: Mapping[str, Any], settings: Settings) -> Job:
+def job(body: Mapping[str, Any], settings: Settings) -> JobRequest:
     """Return the body of a create request, validated and with all defaults.
 
     Raises:
-        ApiError: The service would refuse it.
+        ServiceRefusal: The service would refuse it.
     """
-    return parse(Job, body, settings)
+    return parse(JobRequest, body, settings)
 
 
 class _Parameters(Model):
@@ -532,12 +532,12 @@ def with_algorithm(
 
 def _check_preset(code_dir: str, boot_file: str) -> None:
     if not code_dir:
-        raise ApiError("ModelArts.2757", "code_dir is empty")
+        raise ServiceRefusal("ModelArts.2757", "code_dir is empty")
     if not boot_file.endswith(".py"):
-        raise ApiError("ModelArts.2758", f"boot_file: must be a .py file (given {boot_file})")
+        raise ServiceRefusal("ModelArts.2758", f"boot_file: must be a .py file (given {boot_file})")
     code, file = place(code_dir), place(boot_file)
     if file.bucket != code.bucket or not file.key.startswith(code.prefix):
-        raise ApiError("ModelArts.2758", f"{boot_file} does not lie in {code_dir}")
+        raise ServiceRefusal("ModelArts.2758", f"{boot_file} does not lie in {code_dir}")
 
 
 def _check_local_code_dir(path: str) -> None:
@@ -550,13 +550,13 @@ def _check_local_code_dir(path: str) -> None:
         local_dir != home and local_dir != home.parent and local_dir.is_relative_to(home.parent)
     )
     if not is_below_home or any(local_dir.is_relative_to(other) for other in refused):
-        raise ApiError("ModelArts.2788", f"local_code_dir: {path} is not allowed")
+        raise ServiceRefusal("ModelArts.2788", f"local_code_dir: {path} is not allowed")
 
 
 def _check_distinct(names: list[str], code: str, where: str) -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise ApiError(code, f"{where}{name}")
+            raise ServiceRefusal(code, f"{where}{name}")
 
 
 def _is_reserved(name: str) -> bool:
@@ -566,12 +566,16 @@ def _is_reserved(name: str) -> bool:
 
 def _check_environments(variables: Mapping[str, str]) -> None:
     if len(variables) > _VARIABLES:
-        raise ApiError("ModelArts.2788", f"environments: at most {_VARIABLES}")
+        raise ServiceRefusal("ModelArts.2788", f"environments: at most {_VARIABLES}")
     for name, value in variables.items():
         if not _VARIABLE.match(name) or len(name) > _NAME_BYTES or _is_reserved(name):
-            raise ApiError("ModelArts.2788", f"environments: the name {name[:80]} is not allowed")
+            raise ServiceRefusal(
+                "ModelArts.2788", f"environments: the name {name[:80]} is not allowed"
+            )
         if len(value) > _VALUE_BYTES or "$" in value:
-            raise ApiError("ModelArts.2788", f"environments: the value of {name} is not allowed")
+            raise ServiceRefusal(
+                "ModelArts.2788", f"environments: the value of {name} is not allowed"
+            )
 
 
 # -- the run of a job -----------------------------------------------------------------------------

@@ -449,7 +449,7 @@ def image(row: JobRow, settings: Settings) -> str:
     """Return the image in which the nodes of a job run.
 
     Raises:
-        ApiError: The settings no longer have the engine of the job.
+        ServiceRefusal: The settings no longer have the engine of the job.
     """
     choice = row.body.algorithm.engine
     engine = choice.preset(settings)

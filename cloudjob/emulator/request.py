@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.models import M, parse
 from cloudjob.emulator.state import User
 
@@ -47,7 +47,7 @@ class Request:
         """Return the query as a model.
 
         Raises:
-            ApiError: A value breaks a rule.
+            ServiceRefusal: A value breaks a rule.
         """
         return parse(model, {key: value for key, value in self.query.items() if value})
 
@@ -55,7 +55,7 @@ class Request:
         """Return the body as a model.
 
         Raises:
-            ApiError: It is not a JSON object, or a value breaks a rule.
+            ServiceRefusal: It is not a JSON object, or a value breaks a rule.
         """
         return parse(model, self.json())
 
@@ -63,18 +63,18 @@ class Request:
         """Return the body; its strings are valid Unicode and its numbers are finite.
 
         Raises:
-            ApiError: It is not a JSON object.
+            ServiceRefusal: It is not a JSON object.
         """
         try:
             value = json.loads(self.content or b"{}")
             # Python also accepts invalid JSON: NaN, Infinity, 1e999 and lone surrogates.
             json.dumps(value, allow_nan=False, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
-            raise ApiError("ModelArts.2787", type(error).__name__) from error
+            raise ServiceRefusal("ModelArts.2787", type(error).__name__) from error
         if not isinstance(value, dict):
-            raise ApiError("ModelArts.2787", "must be a JSON object")
+            raise ServiceRefusal("ModelArts.2787", "must be a JSON object")
         if not _is_flat(value, _DEPTH):
-            raise ApiError("ModelArts.2787", f"nested more than {_DEPTH} levels deep")
+            raise ServiceRefusal("ModelArts.2787", f"nested more than {_DEPTH} levels deep")
         return value
 
 

@@ -9,14 +9,14 @@ import time
 from typing import TYPE_CHECKING
 
 from cloudjob.emulator.database import StopRequest
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.job_run import JobRun
 from cloudjob.errors import CloudJobError
 
 if TYPE_CHECKING:
     from cloudjob.emulator.database import JobRow
-    from cloudjob.emulator.service import Service
+    from cloudjob.emulator.service import EmulatedService
 
 _TICK_S = 0.5
 
@@ -24,7 +24,7 @@ _TICK_S = 0.5
 class Scheduler:
     """Starts the jobs in the queue, and resumes those of an earlier process."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: EmulatedService) -> None:
         self._service = service
         self._lock = threading.RLock()
         self._active: dict[str, tuple[JobRun, str, int]] = {}
@@ -63,18 +63,18 @@ class Scheduler:
         """End a node of a running job as if its machine had failed.
 
         Raises:
-            ApiError: The job is not running, or has no such node.
+            ServiceRefusal: The job is not running, or has no such node.
         """
         with self._lock:
             active = self._active.get(row.id)
         handle = row.run.handle
         if active is None or row.phase != "Running" or not handle or not 0 <= node < row.nodes:
-            raise ApiError("ModelArts.2788", f"node {node} of job {row.id}: it does not run")
+            raise ServiceRefusal("ModelArts.2788", f"node {node} of job {row.id}: it does not run")
         active[0].lost.add(node)
         try:
             self._service.runtime.end_node(handle, node)
         except CloudJobError as error:
-            raise ApiError("ModelArts.0010") from error
+            raise ServiceRefusal("ModelArts.0010") from error
 
     # -- the queue ----------------------------------------------------------------------------
 

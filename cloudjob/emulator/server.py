@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cloudjob.emulator import state
 from cloudjob.emulator.app import Api
-from cloudjob.emulator.auth import Access
+from cloudjob.emulator.auth import Gateway
 from cloudjob.emulator.database import Database
 from cloudjob.emulator.docker_nodes import DockerRuntime, check_image, gateway
 from cloudjob.emulator.fault_injection import Faults
@@ -43,7 +43,7 @@ from cloudjob.emulator.routes import (
     workspaces,
 )
 from cloudjob.emulator.scheduler import Scheduler
-from cloudjob.emulator.service import Runtime, Service
+from cloudjob.emulator.service import EmulatedService, Runtime
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, Address
 from cloudjob.errors import BackendError
@@ -83,7 +83,7 @@ class Emulator:
         self._database = Database(folder / state.DATABASE)
         self._faults = Faults()
         self._stop = threading.Event()
-        self._services: dict[str, Service] = {}
+        self._services: dict[str, EmulatedService] = {}
         self._server = HttpServer()
 
     def start(self, port: int) -> Address:
@@ -110,7 +110,7 @@ class Emulator:
             api.append(bridge_socket(bridge, port_of(api[0])))
         # Through the proxy, so that injected faults of OBS affect the platform, too.
         obs = Obs(s3_endpoint, self._account.owner.keys, self._settings.region)
-        access = Access(self._account, self._settings, self._database, self._clock)
+        access = Gateway(self._account, self._settings, self._database, self._clock)
         runtime = self._runtime(kind, access.agency_keys, of_nodes, api_of_nodes)
         note = "; ".join(filter(None, (note, runtime.note)))
         for project in self._account.projects.values():
@@ -130,7 +130,9 @@ class Emulator:
         state.write_private(self._folder / state.ADDRESS, json.dumps(asdict(address)))
         return address
 
-    def _service(self, project: str, obs: Obs, runtime: Runtime, access: Access) -> Service:
+    def _service(
+        self, project: str, obs: Obs, runtime: Runtime, access: Gateway
+    ) -> EmulatedService:
         """Return the service of one project, with its own jobs and queue."""
         folder = self._folder / state.JOBS
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -138,7 +140,7 @@ class Emulator:
         if project != self._account.project_id:
             path = self._folder / f"{project}-{state.DATABASE}"
             database = Database(path)
-        service = Service(
+        service = EmulatedService(
             account=self._account,
             settings=self._settings,
             database=database,

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from cloudjob.emulator import views
-from cloudjob.emulator.auth import Access
+from cloudjob.emulator.auth import Gateway
 from cloudjob.emulator.database import Database, JobRow
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.fault_injection import Faults
-from cloudjob.emulator.models import Order, Page
+from cloudjob.emulator.models import Order, PageQuery
 from cloudjob.emulator.obs.client import Obs
 from cloudjob.emulator.settings import Settings
 from cloudjob.emulator.state import Account, User
@@ -49,7 +49,7 @@ class Queue(Protocol):
 
 
 @dataclass(slots=True)
-class Service:
+class EmulatedService:
     """The emulated service of one project.
 
     Args:
@@ -62,10 +62,10 @@ class Service:
     database: Database
     faults: Faults
     obs: Obs
-    access: Access
+    access: Gateway
     runtime: Runtime
     folder: Path
-    projects: dict[str, Service] = field(repr=False)
+    projects: dict[str, EmulatedService] = field(repr=False)
     scheduler: Queue = field(init=False, repr=False)
 
     def user(self, request: Request) -> User:
@@ -76,7 +76,7 @@ class Service:
         """Return the job that a path names.
 
         Raises:
-            ApiError: There is none.
+            ServiceRefusal: There is none.
         """
         return self.job_of(request.path_params["job_id"])
 
@@ -84,26 +84,26 @@ class Service:
         """Return the job of this id.
 
         Raises:
-            ApiError: There is none.
+            ServiceRefusal: There is none.
         """
         row = self.database.job(job)
         if row is None:
-            raise ApiError("ModelArts.2775", job)
+            raise ServiceRefusal("ModelArts.2775", job)
         return row
 
     def node(self, request: Request, row: JobRow) -> int:
         """Return the index of the node that a path names as a task.
 
         Raises:
-            ApiError: The job has no such task.
+            ServiceRefusal: The job has no such task.
         """
         task, tasks = request.path_params["task_id"], views.tasks(row)
         if task not in tasks:
-            raise ApiError("ModelArts.2788", f"task_id: {task}")
+            raise ServiceRefusal("ModelArts.2788", f"task_id: {task}")
         return tasks.index(task)
 
 
-class _Page(Page):
+class _Page(PageQuery):
     order: Order = "desc"
     sort_by: Literal["create_time", "update_time", "name"] = "create_time"
     group_by: str = ""

@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from cloudjob.errors import SpecError, UsageError
+from cloudjob.model.kinds import dotted
 
 MIB = 1 << 20
 _CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
@@ -43,7 +44,7 @@ class Flavor:
 
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
-class Engine:
+class PresetEngine:
     """A preset engine.
 
     Args:
@@ -111,7 +112,7 @@ class Settings:
     poll_s: NonNegativeFloat = 0.1
     command_limit_bytes: NonNegativeInt = 1 << 17
     flavors: tuple[Flavor, ...] = ()
-    engines: tuple[Engine, ...] = ()
+    engines: tuple[PresetEngine, ...] = ()
     images: tuple[str, ...] = ()
 
 
@@ -126,13 +127,13 @@ _FLAVORS = (
 # The flavors of a dedicated pool, by their number of cards.
 _VISUAL = {"xlarge": 1, "2xlarge": 2, "4xlarge": 4, "8xlarge": 8, "16xlarge": 16}
 _ENGINES = (
-    Engine("PyTorch", "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"),
-    Engine("PyTorch", "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"),
-    Engine("MPI", "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"),
-    Engine("Horovod", "horovod_0.22.1-pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"),
-    Engine("TensorFlow", "tensorflow_2.1.0-cuda_10.1-py_3.7-ubuntu_18.04-x86_64"),
-    Engine("MindSpore", "mindspore_2.2.0-py_3.9-ubuntu_20.04-x86_64"),
-    Engine("Ascend-Powered-Engine", "mindspore_2.2.12-cann_7.0.1-py_3.9-euler_2.10-aarch64"),
+    PresetEngine("PyTorch", "pytorch_2.1.0-cuda_12.1-py_3.10.6-ubuntu_22.04-x86_64"),
+    PresetEngine("PyTorch", "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"),
+    PresetEngine("MPI", "mindspore_1.3.0-cuda_10.1-py_3.7-ubuntu_1804-x86_64"),
+    PresetEngine("Horovod", "horovod_0.22.1-pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"),
+    PresetEngine("TensorFlow", "tensorflow_2.1.0-cuda_10.1-py_3.7-ubuntu_18.04-x86_64"),
+    PresetEngine("MindSpore", "mindspore_2.2.0-py_3.9-ubuntu_20.04-x86_64"),
+    PresetEngine("Ascend-Powered-Engine", "mindspore_2.2.12-cann_7.0.1-py_3.9-euler_2.10-aarch64"),
 )
 
 
@@ -165,8 +166,6 @@ def load(path: Path | None) -> Settings:
     try:
         return _whole(TypeAdapter(Settings).validate_python(values))
     except ValidationError as error:
-        from cloudjob.model.kinds import dotted
-
         raise SpecError(
             [
                 f"{path}: {dotted(problem['loc'])}: {problem['msg']} (given {problem['input']!r})"

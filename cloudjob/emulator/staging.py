@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cloudjob.emulator import models, node_plan
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.job_context import JobContext
 from cloudjob.emulator.node_plan import Folder
 from cloudjob.emulator.nodes import ImageMissing
@@ -116,7 +116,7 @@ def _fetch(job: JobContext, row: JobRow, key: str, item: Folder) -> None:
             objects = job.service.obs.list(place.bucket, place.prefix)
             check_code_limits(objects, job.service.settings)
         files, size = job.service.obs.download(place, first)
-    except (ApiError, ObsError) as error:
+    except (ServiceRefusal, ObsError) as error:
         message = f"[worker-0] Download training {what} failed: {error}"
         job.log(0).add_line(key, message)
         raise StagingFailed(message) from error
@@ -134,15 +134,15 @@ def check_code_limits(objects: list[Object], settings: Settings) -> None:
     """Refuse a code directory that is too large or too deep, or has too many files.
 
     Raises:
-        ApiError: The code directory exceeds a limit.
+        ServiceRefusal: The code directory exceeds a limit.
     """
     files = [item for item in objects if item.path and not item.path.endswith("/")]
     if len(files) > settings.code_limit_files:
-        raise ApiError("ModelArts.2759", settings.code_limit_files)
+        raise ServiceRefusal("ModelArts.2759", settings.code_limit_files)
     if max((item.path.count("/") for item in files), default=0) > settings.code_limit_depth:
-        raise ApiError("ModelArts.2760", settings.code_limit_depth)
+        raise ServiceRefusal("ModelArts.2760", settings.code_limit_depth)
     if sum(item.size_bytes for item in files) > settings.code_limit_bytes:
-        raise ApiError("ModelArts.2761", f"{settings.code_limit_bytes / (1 << 30):g}")
+        raise ServiceRefusal("ModelArts.2761", f"{settings.code_limit_bytes / (1 << 30):g}")
 
 
 # -- after and during the attempt -----------------------------------------------------------------

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.models import Algorithm, Job, Model, now_ms, task_of
-from cloudjob.emulator.settings import Engine, Flavor, Settings
+from cloudjob.emulator.models import Algorithm, JobRequest, Model, now_ms, task_of
+from cloudjob.emulator.settings import Flavor, PresetEngine, Settings
 
 
 def job(row: JobRow, settings: Settings) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def flavor(item: Flavor) -> dict[str, Any]:
     }
 
 
-def engine(item: Engine) -> dict[str, Any]:
+def engine(item: PresetEngine) -> dict[str, Any]:
     """Return an engine as the list of engines has it."""
     return {
         "engine_id": item.id,
@@ -96,7 +96,7 @@ def _algorithm(algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
-def _spec(body: Job, settings: Settings) -> dict[str, Any]:
+def _spec(body: JobRequest, settings: Settings) -> dict[str, Any]:
     item = body.flavor(settings)
     resource = {
         "policy": "regular",

@@ -6,9 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from cloudjob.errors import SpecError
-from cloudjob.model import submission as submissions
 from cloudjob.model.rules import MAX_ARG_BYTES, VARIABLE_FIELDS
-from cloudjob.model.submission import Submission
 from jobentry.contract import names
 
 TYPE_CHECKING = False
@@ -31,15 +29,29 @@ _KEYS = {
 }
 
 
-def check(submission: Submission) -> None:
+def check(spec: JobSpec, variables: Mapping[str, str]) -> None:
     """Refuse a job whose arguments and variables are too long for Linux.
+
+    Args:
+        variables: Those of the entry of node 0.
 
     Raises:
         SpecError: With the key of the largest.
     """
-    node = submissions.node_env(submission, 0, submissions.host_names(submission))
-    variables = submissions.variables(submission, node, home="/home/ma-user", address="0.0.0.0")
-    problems = [*_too_long(submission.spec, variables)]
+    problems = []
+    for name, key in _KEYS.items():
+        size = _size(f"{name}={variables.get(name, '')}")
+        if size > MAX_ARG_BYTES:
+            text = f"(given {size} bytes; allowed {MAX_ARG_BYTES}, Linux's limit)"
+            problems.append(f"{key}: too many {text}")
+    texts = [*(f"{name}={value}" for name, value in variables.items()), spec.script, *spec.args]
+    total = sum(map(_size, texts)) + _EACH * len(texts)
+    total += sum(map(_size, spec.env)) + _OPTION * len(spec.env)
+    if total > MAX_PROGRAM_BYTES:
+        problems.append(
+            f"arguments and variables: too long for Linux to start a rank (given {total} bytes, "
+            f"of which {largest(spec)}; allowed {MAX_PROGRAM_BYTES})"
+        )
     if problems:
         raise SpecError(problems, hint=HINT)
 
@@ -68,22 +80,6 @@ def _arguments(spec: JobSpec) -> Iterator[tuple[str, int]]:
 def _longest(sizes: Iterable[tuple[str, int]]) -> str:
     key, size = max(sizes, key=lambda item: item[1])
     return f"{size} in {key}"
-
-
-def _too_long(spec: JobSpec, variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is too long for one variable of the entry, or for all of a rank."""
-    for name, key in _KEYS.items():
-        size = _size(f"{name}={variables.get(name, '')}")
-        if size > MAX_ARG_BYTES:
-            yield f"{key}: too many (given {size} bytes; allowed {MAX_ARG_BYTES}, Linux's limit)"
-    total = sum(_size(f"{name}={value}") + _EACH for name, value in variables.items())
-    total += sum(_size(name) + _OPTION for name in spec.env)
-    total += sum(_size(argument) + _EACH for argument in (spec.script, *spec.args))
-    if total > MAX_PROGRAM_BYTES:
-        yield (
-            f"arguments and variables: too long for Linux to start a rank (given {total} bytes, "
-            f"of which {largest(spec)}; allowed {MAX_PROGRAM_BYTES})"
-        )
 
 
 def _size(text: str) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from cloudjob.errors import SpecError
 from cloudjob.model import grid, key_rules
 from cloudjob.model.job import JobSpec
-from cloudjob.model.kinds import Fault, Location, check_size, dotted
+from cloudjob.model.kinds import Fault, Location, ValueFaults, check_size, dotted
 from cloudjob.model.rules import VARIABLE_FIELDS, VOLUME_SCHEMES
 from cloudjob.model.text import given, nearest, one_line
 from jobentry.contract import env
@@ -26,10 +26,14 @@ def validate(
     Args:
         invalid: Keys whose values were already found invalid and are not in ``values``.
     """
-    values, wrong = valid_part(values)
-    spec = JobSpec.read(values)
-    invalid = {*invalid, *(str(location[0]) for location, _ in wrong)}
-    problems = [(dotted(location), what) for location, what in wrong]
+    faults: Sequence[Fault] = ()
+    try:
+        spec = JobSpec.read(values)
+    except ValueFaults as error:
+        faults = error.faults
+        spec = JobSpec.read(_without(values, [location for location, _ in faults]))
+        invalid = {*invalid, *(str(location[0]) for location, _ in faults)}
+    problems = [(dotted(location), what) for location, what in faults]
     return spec, problems + conflicts(spec, invalid)
 
 

@@ -19,11 +19,11 @@ from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_ope
 from cloudjob.errors import CloudJobError
 from cloudjob.model.text import hide
 from cloudjob.notify.message import Notice, Targets, body, is_here
-from cloudjob.retries import Limits, retried
+from cloudjob.retries import RequestLimits, retried
 from cloudjob.store.parallel import call_with_timeout
 
 # How long to try to reach a webhook.
-LIMITS = Limits(total_s=60.0, answer_s=10.0, pause_s=1.0, longest_pause_s=15.0)
+LIMITS = RequestLimits(total_s=60.0, answer_s=10.0, pause_s=1.0, longest_pause_s=15.0)
 # Status codes of a service that is overloaded or restarting.
 _BUSY = (429, 500, 502, 503, 504)
 # The variable that gives a command everything as one JSON object.
@@ -46,7 +46,7 @@ class NotSent(CloudJobError):
         self.is_refused = is_refused
 
 
-def send(notice: Notice, targets: Targets, limits: Limits = LIMITS) -> None:
+def send(notice: Notice, targets: Targets, limits: RequestLimits = LIMITS) -> None:
     """Send a notification to every target.
 
     Raises:
@@ -122,7 +122,7 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-def _call(url: str, body: Mapping[str, Any], limits: Limits) -> None:
+def _call(url: str, body: Mapping[str, Any], limits: RequestLimits) -> None:
     """Send an object; retry while the webhook cannot have received it.
 
     Raises:

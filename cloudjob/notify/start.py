@@ -27,7 +27,7 @@ from cloudjob.model import grid
 from cloudjob.model.rules import END, FAILURE, HANG
 from cloudjob.model.sections import Notify
 from cloudjob.model.text import secret_values
-from cloudjob.retries import Limits
+from cloudjob.retries import RequestLimits
 
 if TYPE_CHECKING:
     from cloudjob.model.job import JobSpec
@@ -39,7 +39,7 @@ SENDING, FAILED = "sending", "failed"
 # Seconds that a command waits at the end of a job: for the notifier, or for its own sending.
 _WAIT_S = 5.0
 _LOOK_S = 0.05
-_SETTLE_LIMITS = Limits(total_s=_WAIT_S, answer_s=_WAIT_S)
+_SETTLE_LIMITS = RequestLimits(total_s=_WAIT_S, answer_s=_WAIT_S)
 
 
 @contextmanager

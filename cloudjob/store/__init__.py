@@ -11,15 +11,6 @@ from cloudjob.errors import StoreError
 from cloudjob.store.base import RETRY_S, ObjectStore
 from jobentry.contract.stores import SCHEMES, STORE_SCHEMES, STORE_SECTIONS
 
-__all__ = [
-    "ObjectStore",
-    "environment",
-    "full_uri",
-    "job_store",
-    "open_store",
-    "with_store_options",
-]
-
 
 def full_uri(uri: str, sections: Mapping[str, Mapping[str, object]]) -> str:
     """Return ``uri`` with the options of its scheme's section, so that it is complete.

@@ -20,21 +20,32 @@ _SLICE = 256
 _BATCH = 64
 
 
-def start_call(function: Callable[[], _R]) -> Future[_R]:
+def _in_thread(
+    function: Callable[[], _R],
+    on_result: Callable[[_R], None],
+    on_error: Callable[[BaseException], None],
+) -> threading.Thread:
     """Call ``function`` in a daemon thread, which does not delay the end of the process."""
+
+    def call() -> None:
+        try:
+            on_result(function())
+        except BaseException as error:  # noqa: BLE001 (raised where the result is read)
+            on_error(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def start_call(function: Callable[[], _R]) -> Future[_R]:
+    """Call ``function`` in a daemon thread and return a future for its result."""
     from concurrent.futures import Future
 
     result: Future[_R] = Future()
     # From here on the future cannot be cancelled, so its result can always be set.
     result.set_running_or_notify_cancel()
-
-    def call() -> None:
-        try:
-            result.set_result(function())
-        except BaseException as error:  # noqa: BLE001 (raised where the result is read)
-            result.set_exception(error)
-
-    threading.Thread(target=call, daemon=True).start()
+    _in_thread(function, result.set_result, result.set_exception)
     return result
 
 
@@ -48,16 +59,7 @@ def call_with_timeout(limit_s: float, function: Callable[[], _R]) -> _R:
     """
     values: list[_R] = []
     errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            values.append(function())
-        except BaseException as error:  # noqa: BLE001 (raised below)
-            errors.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(limit_s)
+    _in_thread(function, values.append, errors.append).join(limit_s)
     if errors:
         raise errors.pop()
     if not values:

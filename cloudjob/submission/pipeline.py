@@ -25,7 +25,7 @@ from cloudjob.store.base import Expiring, ObjectStore
 from cloudjob.store.parallel import call_with_timeout, in_parallel
 from cloudjob.submission import checks, preparation
 from cloudjob.submission.checks import Script
-from cloudjob.submission.preparation import Decision, Prepared, SweepMember, Target
+from cloudjob.submission.preparation import DecidedJob, Prepared, SweepMember, Target
 from cloudjob.tracking import Job, descriptions, leftovers
 
 TYPE_CHECKING = False
@@ -59,7 +59,7 @@ def submit(spec: JobSpec, home: Path, *, on_progress: OnProgress = log_warnings)
 
 
 def submit_member(
-    job: str, decision: Decision, member: SweepMember, home: Path, on_progress: OnProgress
+    job: str, decision: DecidedJob, member: SweepMember, home: Path, on_progress: OnProgress
 ) -> Job:
     """Send a job of a sweep to its backend; otherwise as ``submit``."""
     # The store is opened for each job, because keys may have changed since the previous one.
@@ -70,7 +70,7 @@ def submit_member(
 
 def decide(
     spec: JobSpec, script: Script, target: Target, scratch: Path, on_progress: OnProgress
-) -> Decision:
+) -> DecidedJob:
     """Decide what the job leaves open, and report it."""
     decision = preparation.decide(spec, script, target, scratch, may_query=True)
     for note in preparation.choices(decision.choice, decision.ranks):

@@ -27,7 +27,7 @@ from cloudjob.submission.launcher_choice import Choice
 from jobentry.contract import devices, names
 from jobentry.contract.launchers import AUTO, LAUNCHERS
 from jobentry.contract.packages import Layer, damage_key
-from jobentry.contract.paths import JobPaths
+from jobentry.contract.paths import SIGNED_S, JobPaths
 
 # In a job with signed URLs, the number of nodes that can store their journals.
 _SIGNED_JOURNALS = 16
@@ -55,7 +55,7 @@ class Target(NamedTuple):
         return cls(backend, uri, open_store(uri, environment(keys)), home)
 
 
-class Decision(NamedTuple):
+class DecidedJob(NamedTuple):
     """What is decided for a job, or for all jobs of a sweep, before anything is sent.
 
     Args:
@@ -114,7 +114,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    job: str, decision: Decision, target: Target, scratch: Path, member: SweepMember | None = None
+    job: str, decision: DecidedJob, target: Target, scratch: Path, member: SweepMember | None = None
 ) -> Prepared:
     """Return a job with its submission and its request.
 
@@ -125,12 +125,13 @@ def prepare(
     paths, package = JobPaths(job), decision.package
     submission = _submission(decision.spec, paths, package, package.layers, target)
     request = target.backend.build(submission)
+    sizes.check(submission.spec, next(iter(target.backend.environments(request))))
     return Prepared(paths, package, package.layers, target, scratch, submission, request, member)
 
 
 def decide(
     spec: JobSpec, script: Script, target: Target, scratch: Path, *, may_query: bool
-) -> Decision:
+) -> DecidedJob:
     """Pack the source, and choose the launcher and the number of ranks.
 
     Args:
@@ -145,7 +146,7 @@ def decide(
         validation.check(spec)
     launcher_choice.check_nested(spec, script.nested)
     spec, ranks = choose_ranks(spec, target.backend, may_query=may_query)
-    return Decision(spec, package, choice, ranks)
+    return DecidedJob(spec, package, choice, ranks)
 
 
 def new_id(name: str) -> str:
@@ -223,7 +224,6 @@ def _submission(
         record_uri=store.uri(paths.record),
         outputs_uri=store.uri(paths.outputs),
     )
-    sizes.check(submission)
     # Inputs may come from a server of a private authority, too, whatever the store is.
     uris = (submission.code.uri, *spec.inputs.values(), *spec.outputs.values())
     is_local = all(uri.startswith("file:") for uri in uris if uri)
@@ -238,8 +238,6 @@ def _access(
     store = target.store
     if target.backend.copies_files and isinstance(store, Signer):
         # No command reaches the nodes of such a platform: its head looks for requests in the store.
-        from jobentry.system.requests import SIGNED_S
-
         operations = [("GET", paths.request), ("PUT", paths.answer)]
         return {**store.access(), **_signed(store, operations, SIGNED_S)}
     hours = spec.section(spec.backend).get("presigned_h")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -83,7 +84,7 @@ def preview(spec: JobSpec, home: Path, *, planned_nodes: int | None = None) -> P
         request=hide(backend.show(request), masked_texts),
         plans=tuple(
             hide(_plan(environment, (spec.script, *spec.args)), masked_texts)
-            for environment in backend.environments(request)[:planned_nodes]
+            for environment in islice(backend.environments(request), planned_nodes)
         ),
         text=hide(backend.text(request), masked_texts),
         python=checks.python_described(spec, script.files),

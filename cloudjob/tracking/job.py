@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from cloudjob.model import grid
 from cloudjob.model.rules import is_remote
 from cloudjob.model.text import counted, one_line
 from cloudjob.notify import start
+from cloudjob.package import contents
 from cloudjob.package.revision import Revision
 from cloudjob.store.base import RETRY_S, Expiring, ObjectStore
 from cloudjob.tracking import descriptions
@@ -197,8 +197,6 @@ class Job:
         Raises:
             StoreError: The package is no longer in the store, or cannot be read.
         """
-        from cloudjob.package import contents
-
         return contents.read(self._access.store, JobPaths(self.id).code)
 
     def code_contents(self, digests: Collection[str], *, limit_bytes: int) -> dict[str, bytes]:
@@ -207,8 +205,6 @@ class Job:
         Raises:
             StoreError: The package is no longer in the store, or cannot be read.
         """
-        from cloudjob.package import contents
-
         key = JobPaths(self.id).code
         return contents.read_files(self._access.store, key, digests, limit_bytes=limit_bytes)
 
@@ -220,12 +216,7 @@ class Job:
         Raises:
             UsageError: It waits or runs, so that ``doing`` is not possible.
         """
-        from cloudjob.model.status import JobState
-
-        if self.status().state in (JobState.PENDING, JobState.RUNNING):
-            raise UsageError(
-                f"{doing} {self.id}: it has not ended", hint=f"cloudjob cancel {self.id}"
-            )
+        self._reader.need_ended(doing)
 
     def status(self) -> JobStatus:
         """Return the status of the job; if the store does not answer, this takes a few seconds."""
@@ -243,11 +234,7 @@ class Job:
 
     def status_json(self) -> str:
         """Return the JSON of ``last_status``, or of ``status`` if there is none yet."""
-        from cloudjob.model import status as statuses
-        from cloudjob.tracking import verdict
-
-        recorded = verdict.recorded_text(self._access.record)
-        return recorded or json.dumps(statuses.to_json(self.last_status or self.status()))
+        return self._reader.json()
 
     def need_here(self, doing: str) -> None:
         """Check that the last status is not one that only another machine knows.
@@ -301,15 +288,10 @@ class Job:
             JobNotFound: The platform no longer has the job.
             WaitTimeout: The job did not end in time.
         """
-        from cloudjob.model.status import JobFailed, JobState, exit_code
-
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         status = self._reader.wait(end_s, record_s, on_status or (lambda _: None))
-        if check and status.state is not JobState.SUCCEEDED:
-            from cloudjob.model import summary
-
-            why = summary.reason(status) or status.native_state
-            raise JobFailed(f"job {self.id}: {status.state}: {why}", status, exit_code(status))
+        if check:
+            self._reader.need_success(status)
         return status
 
     def cancel(self, *, is_urgent: bool = False) -> None:
@@ -609,16 +591,9 @@ class Job:
         self._need_running_rank(doing, rank)
         return profile.take(self._backend, self.handle, self.id, rank, seconds)
 
-    def _need_running(self, doing: str) -> None:
-        from cloudjob.model.status import JobState
-
-        state = self.status().state
-        if state is not JobState.RUNNING:
-            raise UsageError(f"{doing}: it is {state}")
-
     def _need_running_rank(self, doing: str, rank: int | None) -> None:
         """Refuse a job that does not run or does not have this rank."""
-        self._need_running(doing)
+        self._reader.need_running(doing)
         if rank is not None and self.ranks and rank >= self.ranks:
             raise UsageError(
                 f"{doing}: it has {counted(self.ranks, 'rank')}",
@@ -683,7 +658,7 @@ class Job:
     def _node_half(self, node: int, arguments: Sequence[str], *, is_terminal: bool) -> list[str]:
         """Return the command of this machine that starts the node half on a node."""
         doing = f"entering a node of {self.id}"
-        self._need_running(doing)
+        self._reader.need_running(doing)
         if not 0 <= node < self.nodes:
             size = f"{counted(self.nodes, 'node')} and {counted(self.ranks, 'rank')}"
             raise UsageError(f"{doing}: it has {size}", hint="they are numbered from 0")

@@ -22,14 +22,15 @@ from cloudjob.errors import (
     StoreError,
     Unreachable,
     UnreadableObject,
+    UsageError,
     WaitTimeout,
 )
 from cloudjob.home import records_path
 from cloudjob.home.records import SUBMITTING, Records
 from cloudjob.model import status as statuses
-from cloudjob.model import times
+from cloudjob.model import summary, times
 from cloudjob.model.progress import log_once
-from cloudjob.model.status import Absence, JobState, JobStatus
+from cloudjob.model.status import Absence, JobFailed, JobState, JobStatus
 from cloudjob.model.text import one_line
 from cloudjob.package import claims
 from cloudjob.retries import OutageLimit, WaitNotices
@@ -97,6 +98,27 @@ class StatusReader:
         """
         if self.elsewhere is not None:
             raise RunsElsewhere(doing, self._access.record.job, self.elsewhere.host)
+
+    def need_ended(self, doing: str) -> None:
+        """Check that the job has ended, as ``Job.need_ended`` describes."""
+        if self.status().state in (JobState.PENDING, JobState.RUNNING):
+            job = self._access.record.job
+            raise UsageError(f"{doing} {job}: it has not ended", hint=f"cloudjob cancel {job}")
+
+    def need_running(self, doing: str) -> None:
+        """Check that the job runs.
+
+        Raises:
+            UsageError: It does not.
+        """
+        state = self.status().state
+        if state is not JobState.RUNNING:
+            raise UsageError(f"{doing}: it is {state}")
+
+    def json(self) -> str:
+        """Return the JSON of ``last``, or of ``status`` if there is none yet."""
+        recorded = verdict.recorded_text(self._access.record)
+        return recorded or json.dumps(statuses.to_json(self.last or self.status()))
 
     def from_list(self, native: NativeStatus | None) -> JobStatus:
         """Return the status of the job from a list of its platform's jobs.
@@ -166,6 +188,13 @@ class StatusReader:
             self._check_time(f"it is {status.state}", end_s)
             time.sleep(max(0.0, min(pause_s, end_s - time.monotonic())))
             pause_s = min(_POLL_GROWTH * pause_s, max(_POLL_S, poll_s))
+
+    def need_success(self, status: JobStatus) -> None:
+        """Raise ``JobFailed`` if the job did not succeed."""
+        if status.state is not JobState.SUCCEEDED:
+            why = summary.reason(status) or status.native_state
+            message = f"job {status.job}: {status.state}: {why}"
+            raise JobFailed(message, status, statuses.exit_code(status))
 
     def _check_time(self, what: str, end_s: float) -> None:
         job = self._access.record.job

@@ -17,13 +17,12 @@ from cloudjob.model.times import seconds_of
 from cloudjob.store.base import ObjectStore
 from cloudjob.tracking.access import JobAccess
 from jobentry.contract.names import CLOUDJOB_SIGNED_URIS
-from jobentry.contract.paths import JobPaths
+from jobentry.contract.paths import SIGNED_S, JobPaths
 from jobentry.system.requests import (
     ANSWER_LIMIT_BYTES,
     ANSWER_S,
     LOOK_S,
     REQUEST_LIMIT_BYTES,
-    SIGNED_S,
     answer_to,
 )
 

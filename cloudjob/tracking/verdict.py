@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cloudjob.backends.native import Absent, Ended, NativeStatus, Running, Stop, Waiting
+from cloudjob.backends.native import (
+    Absent,
+    Ended,
+    NativeStatus,
+    OutOfMemory,
+    Running,
+    Stop,
+    Waiting,
+)
 from cloudjob.home.records import JobRecord
 from cloudjob.model import status as statuses
 from cloudjob.model import times
@@ -18,8 +25,6 @@ from jobentry.contract import exits, hangs, messages, node_end, slow
 from jobentry.contract.exits import Cause, ExitRecord, Failure, Outcome
 from jobentry.contract.malformed import MALFORMED
 
-# The limit of the memory in the reason of a platform.
-_LIMIT = re.compile(r", limited to [^;]*")
 # Returns the last log lines of a node's entry, by the number of the node.
 EntryLines = Callable[["int | None"], "tuple[str, ...]"]
 
@@ -168,10 +173,10 @@ def _explained(failure: Failure, native: Ended, entry_lines: EntryLines) -> Fail
         # The entry saw that a rank was killed; the platform knows why.
         message = failure.message.replace(exits.MEMORY_GUESS, "")
         message = message.replace(exits.NOT_FOR_MEMORY, "")
-        is_known = exits.OUT_OF_MEMORY in message
-        reason = native.reason.removeprefix("out of memory: ") if is_known else native.reason
-        if f"{exits.OUT_OF_MEMORY} (limit " in message:
-            reason = _LIMIT.sub("", reason)
+        reason = native.reason
+        if isinstance(reason, OutOfMemory) and exits.OUT_OF_MEMORY in message:
+            has_limit = f"{exits.OUT_OF_MEMORY} (limit " in message
+            reason = (reason._replace(limit="") if has_limit else reason).detail
         failure = failure._replace(message=f"{message} ({reason})")
     if node_end.is_before_joining(failure):
         failure = failure._replace(last_lines=entry_lines(failure.node))
@@ -193,7 +198,7 @@ def _without_record(
     lines = () if is_cancelled else entry_lines(failure.node)
     # If the entry itself failed, its message is the reason for all later errors.
     reasons = [line for line in lines if code == exits.ENTRY_FAILED and messages.is_reason(line)]
-    texts = (*reasons[-1:], failure.message, native.reason, error)
+    texts = (*reasons[-1:], failure.message, str(native.reason), error)
     # A platform's failure and its reason may be the same.
     parts = dict.fromkeys(text.removeprefix(messages.MARK) for text in texts if text)
     message = ": ".join(parts)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.store import ObjectStore, open_store
-from cloudjob.store.base import RETRY_S
+from cloudjob.store import open_store
+from cloudjob.store.base import RETRY_S, ObjectStore
 from cloudjob.store.s3 import S3Store, bucket_uri, client
 from jobentry.objects import client as node_client
 from tests.support.combinations import mark_combinations, values_of

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudjob.store import ObjectStore
+from cloudjob.store.base import ObjectStore
 from jobentry.contract.zip_layer import open_layer
 from jobentry.staging import code_package
 from tests.conformance.conftest import PART_BYTES, EmptyStore

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cloudjob.errors import StoreError
-from cloudjob.store import ObjectStore
+from cloudjob.store.base import ObjectStore
 from cloudjob.store.parallel import in_parallel
 from tests.conformance.conftest import PART_BYTES, EmptyStore, storm
 from tests.support.servers import (

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from cloudjob.errors import ObjectMissing, StoreError
 from cloudjob.package import CodePackage, SourceCache, cache, claims, pack
 from cloudjob.package.claims import Claim, LayerMissing, StoredLayers
-from cloudjob.store import ObjectStore, open_store, with_store_options
+from cloudjob.store import open_store, with_store_options
+from cloudjob.store.base import ObjectStore
 from cloudjob.store.directory import DirectoryStore
 from jobentry import objects
 from jobentry.errors import EntryError

@@ -21,7 +21,7 @@ from cloudjob.backends.kubernetes.client import Client
 from cloudjob.backends.kubernetes.kubeconfig import find
 from cloudjob.backends.kubernetes.request import ENGINES
 from cloudjob.errors import BackendError, NotAuthorised
-from cloudjob.retries import Limits
+from cloudjob.retries import RequestLimits
 from tests.e2e_kube.conftest import Lab
 from tests.support.kube_cluster import Cluster, write_kubeconfig
 from tests.support.servers import LOST_ANSWER, Fault, FaultProxy
@@ -29,7 +29,7 @@ from tests.unit.cloudjob.backends.test_kubernetes_build import submission
 
 pytestmark = pytest.mark.kubernetes
 
-QUICK = Limits(total_s=20.0, answer_s=10.0, pause_s=0.05, longest_pause_s=0.5)
+QUICK = RequestLimits(total_s=20.0, answer_s=10.0, pause_s=0.05, longest_pause_s=0.5)
 
 
 class ProxiedBackend:
@@ -163,7 +163,7 @@ def test_a_patch_that_conflicts_is_retried(proxied: ProxiedBackend):
 def test_an_unreachable_server_is_reported_in_one_line(proxied: ProxiedBackend):
     proxied.proxy.close()
     backend = KubernetesBackend(
-        Path("/nowhere"), proxied.backend._options, environ={}, limits=Limits(total_s=1.0)
+        Path("/nowhere"), proxied.backend._options, environ={}, limits=RequestLimits(total_s=1.0)
     )
     with pytest.raises(BackendError) as caught:
         backend.send(backend.build(submission("volcano")))

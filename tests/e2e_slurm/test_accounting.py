@@ -96,7 +96,7 @@ def test_a_rank_that_used_too_much_memory_is_reported_with_the_limit(cloud):
     assert done.code == 137, done
     assert re.fullmatch(
         r"killed by SIGKILL: out of memory \(limit \d+ MiB; rank 0: \d+ MiB\)"
-        r" \(the job used more on n[12] than Slurm allows it, 308M a node;"
+        r" \(the job used more on n[12] than Slurm allows it;"
         r" slurm.memory_gib requests more\)",
         message,
     )

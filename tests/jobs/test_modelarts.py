@@ -430,11 +430,13 @@ def test_following_a_log_survives_failed_requests(emulated_cloud: Any, fault: Ca
 
 def jobs_of(emulated_cloud: Any, name: str) -> list[dict[str, Any]]:
     """Return the jobs of the service whose names match ``name``."""
-    from cloudjob.backends.modelarts.client import Client
+    from cloudjob.backends.modelarts.client import ModelArtsClient
     from cloudjob.backends.modelarts.site import find
 
     site = find({}, {}, emulated_cloud.home, emulated_cloud.folder)
-    return list(Client(site).search([{"key": "name", "operator": "like", "value": [name]}]))
+    return list(
+        ModelArtsClient(site).search([{"key": "name", "operator": "like", "value": [name]}])
+    )
 
 
 def test_an_image_that_cannot_be_pulled_is_a_platform_failure(

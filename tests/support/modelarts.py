@@ -23,20 +23,20 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from cloudjob.emulator.app import Api
-from cloudjob.emulator.auth import Access
+from cloudjob.emulator.auth import Gateway
 from cloudjob.emulator.database import Database, JobRow
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.fault_injection import Faults
 from cloudjob.emulator.http_server import LOOPBACK, HttpServer, bind, port_of, target_of
 from cloudjob.emulator.job_context import logs_of
-from cloudjob.emulator.models import Place, now_ms
+from cloudjob.emulator.models import ObsPlace, now_ms
 from cloudjob.emulator.node_logs import NodeLog
 from cloudjob.emulator.obs.client import Object
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.routes import jobs
 from cloudjob.emulator.server import ENDPOINTS
-from cloudjob.emulator.service import Service
-from cloudjob.emulator.settings import Engine, Flavor, Settings
+from cloudjob.emulator.service import EmulatedService
+from cloudjob.emulator.settings import Flavor, PresetEngine, Settings
 from cloudjob.emulator.state import Account, User
 from jobentry.contract.sigv4 import Keys
 
@@ -49,7 +49,7 @@ SETTINGS = Settings(
     pools={"pool-a": 3},
     flavors=(Flavor("cpu", max_nodes=4), Flavor("gpu", "GPU", max_nodes=4, cards=8)),
     engines=tuple(
-        Engine(name, version)
+        PresetEngine(name, version)
         for name, version in (
             ("PyTorch", "torch-1"),
             ("MPI", "ms-1"),
@@ -153,10 +153,10 @@ class Obs:
         keys = [key for key in self.objects if key.startswith(prefix)]
         return [Object(key.removeprefix(prefix), key, 0, "") for key in keys[:limit]]
 
-    def put(self, path: Path, place: Place) -> None:
+    def put(self, path: Path, place: ObsPlace) -> None:
         self.objects[place.key] = path.read_bytes()
 
-    def url(self, place: Place, _content_type: str, _seconds: int) -> str:
+    def url(self, place: ObsPlace, _content_type: str, _seconds: int) -> str:
         return f"{self.endpoint}/bucket/{quote(place.key)}?Signature=abc"
 
     def reply(self, seen: Seen) -> Reply:
@@ -225,11 +225,11 @@ class ModelArts:
         settings = replace(SETTINGS, **values)
         owner = User(settings.user, "user", KEYS, PASSWORD)
         account = Account((owner,), "domain", {settings.region: PROJECT})
-        self.access = Access(account, settings, self.database, self._clock)
-        services: dict[str, Service] = {}
+        self.access = Gateway(account, settings, self.database, self._clock)
+        services: dict[str, EmulatedService] = {}
         runtime: Any = SimpleNamespace(tags=lambda repository: self.images.get(repository, []))
         scheduler: Any = _Queue(self.database)
-        self._service = services[PROJECT] = Service(
+        self._service = services[PROJECT] = EmulatedService(
             account=account,
             settings=settings,
             database=self.database,
@@ -278,7 +278,7 @@ class ModelArts:
         request = Request(seen.method, seen.path, seen.headers, seen.body, "", {})
         try:
             self.access.check(request)
-        except ApiError:
+        except ServiceRefusal:
             return False
         return True
 

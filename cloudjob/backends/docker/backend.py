@@ -106,8 +106,8 @@ class DockerBackend(Backend[DockerRequest]):
     def show(self, request: DockerRequest) -> dict[str, Any]:
         return requests.show(request)
 
-    def environments(self, request: DockerRequest) -> tuple[Mapping[str, str], ...]:
-        return tuple(requests.environment(node) for node in request.nodes)
+    def environments(self, request: DockerRequest) -> Iterable[Mapping[str, str]]:
+        return map(requests.environment, request.nodes)
 
     def handle(self, request: DockerRequest) -> str:
         return handles.write(_SCHEME, "local", request.job)

@@ -18,7 +18,7 @@ from cloudjob.backends.docker.request import (
     NODES_LABEL,
     network_name,
 )
-from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
+from cloudjob.backends.native import CAUSES, Ended, NativeStatus, OutOfMemory, Stop, unended
 from cloudjob.model import times
 from cloudjob.model.status import JobState
 from jobentry.contract.exits import Cause, Failure
@@ -268,7 +268,7 @@ def with_failed_node(status: Ended, containers: list[Container]) -> Ended:
 
 
 # The keys of a saved status, for a job that has ended.
-_TEXTS = ("native", "started_at", "ended_at", "attempt_at", "reason")
+_TEXTS = ("native", "started_at", "ended_at", "attempt_at")
 
 
 def dump(status: Ended) -> bytes:
@@ -277,6 +277,7 @@ def dump(status: Ended) -> bytes:
     values = {name: getattr(status, name) for name in _TEXTS}
     values |= {
         "state": status.state.value,
+        "reason": status.reason,
         "exit_code": status.exit_code,
         "message": failure.message,
         "node": failure.node,
@@ -297,6 +298,7 @@ def load(data: bytes) -> Ended:
         values = json.loads(data)
         state = JobState(values["state"])
         stop = Stop.OUTSIDE if values["knows_cancels"] else Stop.CANCEL
+        reason = values["reason"]
         return Ended(
             cause=CAUSES[state],
             failure=None
@@ -304,17 +306,18 @@ def load(data: bytes) -> Ended:
             else Failure(values["node"], exit_code=values["exit_code"], message=values["message"]),
             stop=Stop.PLATFORM if values["has_asked"] else stop,
             is_unwatched=values["is_unwatched"],
+            reason=reason if isinstance(reason, str) else OutOfMemory(*reason),
             **{name: values[name] for name in _TEXTS},
         )
     except MALFORMED as error:
         raise ValueError(f"it is not valid: {error!r}") from error
 
 
-def _reason(containers: list[Container]) -> str:
+def _reason(containers: list[Container]) -> str | OutOfMemory:
     """Return which nodes ran out of memory, which the entry cannot know."""
     full = [item for item in containers if item.is_out_of_memory]
     if not full:
         return ""
     nodes = ", ".join(f"node {item.node} ({item.host})" for item in full)
     limit = float(full[0].labels.get(MEMORY_LABEL, "0"))
-    return f"out of memory: {nodes}" + (f", limited to {limit:g} GiB" if limit else "")
+    return OutOfMemory(nodes, f"limited to {limit:g} GiB" if limit else "")

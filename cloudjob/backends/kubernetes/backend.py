@@ -58,7 +58,7 @@ from cloudjob.model import times
 from cloudjob.model.progress import log_once
 from cloudjob.model.status import JobState, Wait, WaitPhase
 from cloudjob.model.submission import Submission
-from cloudjob.retries import LIMITS, Limits, OutageLimit, WaitNotices
+from cloudjob.retries import LIMITS, OutageLimit, RequestLimits, WaitNotices
 from jobentry.contract import paths, variables
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         *,
         environ: Mapping[str, str] | None = None,
         user_home: Path | None = None,
-        limits: Limits = LIMITS,
+        limits: RequestLimits = LIMITS,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._home = home / "kubernetes"
@@ -155,8 +155,8 @@ class KubernetesBackend(Backend[KubernetesRequest]):
         """Return ``request`` as YAML that kubectl takes, secrets as ``***``."""
         return requests.text(request)
 
-    def environments(self, request: KubernetesRequest) -> tuple[Mapping[str, str], ...]:
-        return tuple(requests.environments(request))
+    def environments(self, request: KubernetesRequest) -> Iterable[Mapping[str, str]]:
+        return requests.environments(request)
 
     def handle(self, request: KubernetesRequest) -> str:
         return _handle(_Handle(self._cluster, request.engine, request.job_names), request.job)

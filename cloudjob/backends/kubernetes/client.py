@@ -14,7 +14,7 @@ from cloudjob.backends.kubernetes.engine import Resource
 from cloudjob.backends.kubernetes.errors import ApiError
 from cloudjob.backends.kubernetes.kubeconfig import Cluster
 from cloudjob.errors import BackendError, CloudJobError, Unreachable
-from cloudjob.retries import LIMITS, Limits, retried
+from cloudjob.retries import LIMITS, RequestLimits, retried
 
 Query = Mapping[str, str]
 POD = Resource("", "v1", "pods", "Pod")
@@ -33,7 +33,7 @@ class ConnectionBroken(Unreachable):
 class Client:
     """The API server of one cluster; any number of threads may use it."""
 
-    def __init__(self, cluster: Cluster, *, limits: Limits = LIMITS) -> None:
+    def __init__(self, cluster: Cluster, *, limits: RequestLimits = LIMITS) -> None:
         self._cluster = cluster
         self._limits = limits
         self._opened: kubeconfig.Login | None = None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from cloudjob.backends.kubernetes import reasons, waiting
 from cloudjob.backends.kubernetes.engine import Engine, Stage
 from cloudjob.backends.kubernetes.pod import CONTAINER, FAILURES
-from cloudjob.backends.native import CAUSES, Ended, NativeStatus, Stop, unended
+from cloudjob.backends.native import CAUSES, Ended, NativeStatus, OutOfMemory, Stop, unended
 from cloudjob.model import times
 from cloudjob.model.status import Attempt, JobState, Wait, WaitPhase
 from jobentry.contract.exits import Cause, Failure
@@ -330,7 +330,7 @@ def _ended(started_at: str | None, stage: Stage, nodes: list[Pod], waits: Iterab
         absent = _wait(_absent(nodes), waits)
         reason = reason or (text_of(absent) if absent else "")
         node = blamed.node if blamed else None
-        failure = failure._replace(node=node, message=_failure(stage, head, blamed, reason))
+        failure = failure._replace(node=node, message=_failure(stage, head, blamed, str(reason)))
     return Ended(
         stage.native,
         CAUSES[stage.state],
@@ -524,13 +524,13 @@ def text_of(wait: Wait) -> str:
     return f"{wait.message}{hint}"
 
 
-def _reason(nodes: list[Pod]) -> str:
+def _reason(nodes: list[Pod]) -> str | OutOfMemory:
     """Return which nodes ran out of memory, were evicted or left out, which no entry can know."""
     full = [pod for pod in nodes if pod.reason == reasons.OUT_OF_MEMORY]
     if full:
         listed = ", ".join(f"node {pod.node} ({pod.name})" for pod in full)
-        limit = f", limited to {full[0].memory}" if full[0].memory else ""
-        return f"out of memory: {listed}{limit}{reasons.advice(reasons.OUT_OF_MEMORY)}"
+        limit = f"limited to {full[0].memory}" if full[0].memory else ""
+        return OutOfMemory(listed, limit, reasons.advice(reasons.OUT_OF_MEMORY))
     ended = [pod for pod in nodes if _reason_of(pod)]
     return message_of(ended[0]) if ended else _left_out(nodes)
 

@@ -33,7 +33,7 @@ _HOST = "kubernetes.io/hostname"
 _SHARED, _READ_SHARED, _OF_ONE_POD = "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"
 
 
-class Place(NamedTuple):
+class VolumePlace(NamedTuple):
     """A place in a volume, as the URI of an input or an output names it.
 
     Args:
@@ -56,12 +56,12 @@ class Place(NamedTuple):
         return {"configMap": {"name": self.name, **items}}
 
 
-def place_of(uri: str) -> Place | None:
+def place_of(uri: str) -> VolumePlace | None:
     """Return the place that a URI names; None if it names no volume."""
     scheme, mark, rest = uri.partition("://")
     name, _, path = rest.partition("/")
     is_volume = bool(mark) and scheme in VOLUME_SCHEMES
-    return Place(scheme, name, unquote(path).strip("/")) if is_volume else None
+    return VolumePlace(scheme, name, unquote(path).strip("/")) if is_volume else None
 
 
 def uri_problems(submission: Submission) -> Iterator[str]:
@@ -93,7 +93,7 @@ def resolved(submission: Submission) -> Submission:
     names = _names_of_sources(spec.kubernetes.volumes)
     names_in_job_file = set(names.values())
 
-    def mounted(name: str, place: Place, *, is_read_only: bool) -> str:
+    def mounted(name: str, place: VolumePlace, *, is_read_only: bool) -> str:
         volume = names.setdefault(str(place.source), f"cloudjob-{len(names)}")
         mount = {"mountPath": f"{_MOUNTS}/{name}", "readOnly": is_read_only}
         mounts.append({"name": volume, **place.source, **mount})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -22,14 +22,14 @@ from cloudjob.backends.base import Backend, Check, Devices
 from cloudjob.backends.modelarts import delivery, errors, logs, state
 from cloudjob.backends.modelarts import request as requests
 from cloudjob.backends.modelarts import site as sites
-from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.client import ModelArtsClient
 from cloudjob.backends.modelarts.request import ModelArtsRequest
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.backends.modelarts.transport import LIMITS
 from cloudjob.backends.native import Ended, Event, Metric, NativeStatus
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
 from cloudjob.model.submission import Submission
-from cloudjob.retries import Limits
+from cloudjob.retries import RequestLimits
 from jobentry.contract.exits import Cause, Failure
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         *,
         environ: Mapping[str, str] | None = None,
         user_home: Path | None = None,
-        limits: Limits = LIMITS,
+        limits: RequestLimits = LIMITS,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._home = home
@@ -79,7 +79,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
         self._limits = limits
         self._pause = pause
         self._found: Site | None = None
-        self._clients: dict[tuple[str, str], Client] = {}
+        self._clients: dict[tuple[str, str], ModelArtsClient] = {}
         self._ids: dict[str, str] = {}
 
     @property
@@ -117,7 +117,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
     def show(self, request: ModelArtsRequest) -> dict[str, Any]:
         return requests.show(request)
 
-    def environments(self, request: ModelArtsRequest) -> tuple[Mapping[str, str], ...]:
+    def environments(self, request: ModelArtsRequest) -> Iterable[Mapping[str, str]]:
         return request.environments
 
     def companions(self, request: ModelArtsRequest) -> Mapping[str, bytes]:
@@ -266,7 +266,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             self._found = sites.find(self._options, self._environ, self._home, self._user_home)
         return self._found
 
-    def _client(self, where: _Handle | None = None) -> Client:
+    def _client(self, where: _Handle | None = None) -> ModelArtsClient:
         """Return the client of this site, or of the site of a job."""
         key = (where.endpoint, where.project) if where else ("", "")
         if key not in self._clients:
@@ -274,7 +274,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             if where is not None:
                 project = "" if where.project == _OWN_PROJECT else where.project
                 site = replace(site, endpoint=where.endpoint, project_id=project)
-            self._clients[key] = Client(site, limits=self._limits, pause=self._pause)
+            self._clients[key] = ModelArtsClient(site, limits=self._limits, pause=self._pause)
         return self._clients[key]
 
     def _where(self, handle: str) -> _Handle:
@@ -303,7 +303,7 @@ class ModelArtsBackend(Backend[ModelArtsRequest]):
             self._pause(self.poll_s)
 
 
-def _handle(client: Client, job: str, name: str) -> str:
+def _handle(client: ModelArtsClient, job: str, name: str) -> str:
     return _written_handle(client.site.endpoint, client.project_id(), job, name)
 
 
@@ -313,7 +313,7 @@ def _written_handle(endpoint: str, project: str, job: str, name: str) -> str:
 
 
 def _search(
-    client: Client, by_handle: Mapping[str, _Handle], phases: Sequence[str] = ()
+    client: ModelArtsClient, by_handle: Mapping[str, _Handle], phases: Sequence[str] = ()
 ) -> dict[str, NativeStatus]:
     """Return the status of those jobs that a search finds.
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from cloudjob.backends.base import Check, Devices
 from cloudjob.backends.modelarts.bucket import Bucket, BucketError
-from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.client import ModelArtsClient
 from cloudjob.backends.modelarts.errors import ServiceError
 from cloudjob.backends.modelarts.request import calls_mpirun, folder_url
 from cloudjob.backends.modelarts.transport import SKEW_LIMIT_S
@@ -32,7 +32,7 @@ _IN_SWR = re.compile(
 )
 
 
-def run(client: Client, spec: JobSpec | None, store: str) -> list[Check]:
+def run(client: ModelArtsClient, spec: JobSpec | None, store: str) -> list[Check]:
     """Return the result of every check. They run in parallel, in about the time of one request."""
     checks: list[Callable[[], Iterator[Check]]] = [
         lambda: _flavor(client, spec),
@@ -68,7 +68,7 @@ def _results(check: Callable[[], Iterator[Check]]) -> list[Check]:
         return [Check(name, False, error.message, error.hint, is_needed=False)]
 
 
-def _clock(client: Client) -> Check:
+def _clock(client: ModelArtsClient) -> Check:
     ahead_s = client.clock_ahead_s
     if abs(ahead_s) <= _MINUTE_S:
         return Check("clock", True, "agrees with the service's to a minute")
@@ -85,7 +85,7 @@ def _clock(client: Client) -> Check:
 # -- what the job runs on ---------------------------------------------------------------------
 
 
-def _flavor(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+def _flavor(client: ModelArtsClient, spec: JobSpec | None) -> Iterator[Check]:
     flavor_id = spec.flavor if spec else ""
     if spec is not None and spec.modelarts.pool_id:
         return
@@ -114,7 +114,7 @@ def _flavor(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     yield from _accelerators(flavors[flavor_id], spec)
 
 
-def devices(client: Client, spec: JobSpec) -> Devices | None:
+def devices(client: ModelArtsClient, spec: JobSpec) -> Devices | None:
     """Return the GPUs or NPUs of a job's flavor; None if the service does not list it."""
     flavor_id = spec.flavor or client.site.default_flavor
     if spec.modelarts.pool_id:
@@ -149,7 +149,7 @@ def _max_nodes(flavor: Mapping[str, Any]) -> int:
     return int(flavor.get("max_num") or info.get("max_num") or 0)
 
 
-def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+def _engine(client: ModelArtsClient, spec: JobSpec | None) -> Iterator[Check]:
     engine = spec.modelarts.engine if spec else ""
     if spec is not None and not engine:
         return
@@ -180,7 +180,7 @@ def _engine(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     )
 
 
-def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+def _image(client: ModelArtsClient, spec: JobSpec | None) -> Iterator[Check]:
     """Look for the image in the region's registry, as the service does."""
     image = spec.image if spec else ""
     parts = _IN_SWR.fullmatch(image)
@@ -209,7 +209,7 @@ def _image(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     )
 
 
-def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+def _pool(client: ModelArtsClient, spec: JobSpec | None) -> Iterator[Check]:
     pool_id = spec.modelarts.pool_id if spec else ""
     if not pool_id:
         return
@@ -228,7 +228,7 @@ def _pool(client: Client, spec: JobSpec | None) -> Iterator[Check]:
     yield Check("pool", is_up, f"{pool_id} is {phase or 'available'}", hint)
 
 
-def _quota(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+def _quota(client: ModelArtsClient, spec: JobSpec | None) -> Iterator[Check]:
     for item in client.quotas():
         quota, used = int(item.get("quota") or -1), int(item.get("used") or 0)
         name = str(item.get("resource") or "")
@@ -246,7 +246,7 @@ def _quota(client: Client, spec: JobSpec | None) -> Iterator[Check]:
 # -- where its data is --------------------------------------------------------------------------
 
 
-def _inputs(client: Client, spec: JobSpec | None, store: str) -> Iterator[Check]:
+def _inputs(client: ModelArtsClient, spec: JobSpec | None, store: str) -> Iterator[Check]:
     """Check that inputs exist: the service treats a missing one as empty, and the job succeeds."""
     keys = client.site.keys
     for name, uri in spec.inputs.items() if spec and keys else ():
@@ -270,7 +270,7 @@ def _inputs(client: Client, spec: JobSpec | None, store: str) -> Iterator[Check]
         yield Check("inputs", is_there, result, hint)
 
 
-def _outputs(client: Client, spec: JobSpec | None) -> Iterator[Check]:
+def _outputs(client: ModelArtsClient, spec: JobSpec | None) -> Iterator[Check]:
     """Check outputs: after hours in the queue, the service refuses one that another job writes."""
     urls = {
         name: folder_url(uri)
@@ -297,7 +297,7 @@ def _output_urls(job: Mapping[str, Any]) -> Iterator[str]:
             yield folder_url(url if "://" in url else f"obs:/{url}")
 
 
-def _bucket(client: Client, store: str) -> Iterator[Check]:
+def _bucket(client: ModelArtsClient, store: str) -> Iterator[Check]:
     """Check that the bucket exists in the job's region and is not encrypted."""
     keys, region = client.site.keys, client.site.region
     if keys is None or not store.startswith("obs://"):

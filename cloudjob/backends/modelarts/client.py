@@ -13,7 +13,7 @@ from cloudjob.backends.modelarts.errors import ServiceError
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.backends.modelarts.transport import LIMITS, Transport, unsigned, value_of
 from cloudjob.errors import BackendError, CloudJobError, Unanswered
-from cloudjob.retries import Limits, retried
+from cloudjob.retries import RequestLimits, retried
 
 # How many jobs, events or tags one request returns: the most that the service allows.
 _JOBS_PAGE, _EVENTS_PAGE, _TAGS_PAGE = 50, 100, 100
@@ -22,11 +22,15 @@ _JSON = {"Content-Type": "application/json"}
 _WHOLE_LOG = {"Content-Type": "application/octet-stream"}
 
 
-class Client:
+class ModelArtsClient:
     """The service at one site; any number of threads may use it."""
 
     def __init__(
-        self, site: Site, *, limits: Limits = LIMITS, pause: Callable[[float], None] = time.sleep
+        self,
+        site: Site,
+        *,
+        limits: RequestLimits = LIMITS,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._transport = Transport(site, limits, pause)
         self._limits = limits

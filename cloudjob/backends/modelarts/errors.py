@@ -76,7 +76,7 @@ class ServiceError(BackendError):
         self.retry_after_s = retry_after_s
 
 
-class AccessDenied(ServiceError, NotAuthorised):
+class ServiceDenied(ServiceError, NotAuthorised):
     """The service rejects the credentials, or does not allow the operation."""
 
 
@@ -94,7 +94,7 @@ def service_error(doing: str, answer: Response) -> ServiceError:
     if code == JOB_NOT_FOUND:
         kind = ServiceJobNotFound
     elif status in (401, 403):
-        kind = AccessDenied
+        kind = ServiceDenied
     request = answer.headers.get("X-Request-Id", "")
     details = ", ".join(text for text in (code, f"request {request}" if request else "") if text)
     text = _one_line(message) or f"HTTP {status}"

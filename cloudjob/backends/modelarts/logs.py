@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from cloudjob.backends import follow as following
 from cloudjob.backends.follow import Piece
 from cloudjob.backends.modelarts import state
-from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.client import ModelArtsClient
 
 _AT_ONCE = 8
 # The nodes that one round asks for, each with a request; more nodes take turns.
@@ -34,7 +34,7 @@ _PROOF_CHARS = 64
 
 
 def follow(
-    client: Client,
+    client: ModelArtsClient,
     job: str,
     node: int | None,
     *,
@@ -78,7 +78,7 @@ class _Tails:
 
     def __init__(
         self,
-        client: Client,
+        client: ModelArtsClient,
         job: str,
         node: int | None,
         pool: ThreadPoolExecutor,
@@ -139,7 +139,7 @@ def _sample(tails: list[_Tail], turn: int) -> list[_Tail]:
 class _Tail:
     """The log of one task, as far as it was yielded."""
 
-    def __init__(self, client: Client, job: str, task: str) -> None:
+    def __init__(self, client: ModelArtsClient, job: str, task: str) -> None:
         self._client = client
         self._job = job
         self._task = task

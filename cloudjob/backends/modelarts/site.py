@@ -50,7 +50,7 @@ _KEYS_HINT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class UserLogin:
     """A user's name and password, which IAM exchanges for a token."""
 
     user: str
@@ -81,7 +81,7 @@ class Site:
     region: str
     project_id: str
     keys: Keys | None
-    login: Login | None = None
+    login: UserLogin | None = None
     file: Path | None = None
     store_uri: str = ""
     default_image: str = ""
@@ -210,12 +210,12 @@ def _url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _login(environ: Mapping[str, str]) -> Login | None:
+def _login(environ: Mapping[str, str]) -> UserLogin | None:
     """Return the user that OpenStack's variables name, which Huawei's tools also read."""
     user, password = environ.get("OS_USERNAME", ""), environ.get("OS_PASSWORD", "")
     if not (user and password):
         return None
-    return Login(user, environ.get("OS_DOMAIN_NAME") or user, password)
+    return UserLogin(user, environ.get("OS_DOMAIN_NAME") or user, password)
 
 
 def _keys_in(section: Mapping[str, str]) -> Keys:

@@ -22,10 +22,10 @@ from cloudjob.backends.modelarts.sign import sign
 from cloudjob.backends.modelarts.site import Site
 from cloudjob.errors import SOCKS, BackendError, CloudJobError, NotAuthorised, Unanswered
 from cloudjob.installation import VERSION
-from cloudjob.retries import Limits, retried
+from cloudjob.retries import RequestLimits, retried
 
 # The service limits requests per minute, so a request is retried for longer than that.
-LIMITS = Limits(total_s=90.0)
+LIMITS = RequestLimits(total_s=90.0)
 # The service refuses a request whose date is more than 15 minutes off.
 SKEW_LIMIT_S = 15 * 60.0
 _CONNECT_S = 10.0
@@ -69,7 +69,7 @@ class NoAnswer(BackendError):
 class Transport:
     """A connection to the services of one site; any number of threads may use it."""
 
-    def __init__(self, site: Site, limits: Limits, pause: Callable[[float], None]) -> None:
+    def __init__(self, site: Site, limits: RequestLimits, pause: Callable[[float], None]) -> None:
         self._site = site
         self._limits = limits
         self._pause = pause

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -139,8 +139,8 @@ class ProcessBackend(Backend[ProcessRequest]):
         nodes = [{**node._asdict(), "env": node.env | secrets} for node in request.nodes]
         return {**request._asdict(), "nodes": nodes}
 
-    def environments(self, request: ProcessRequest) -> tuple[Mapping[str, str], ...]:
-        return tuple(node.env for node in request.nodes)
+    def environments(self, request: ProcessRequest) -> Iterable[Mapping[str, str]]:
+        return (node.env for node in request.nodes)
 
     def handle(self, request: ProcessRequest) -> str:
         return handles.write(_SCHEME, "local", request.job)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from cloudjob.backends.native import NativeStatus, Unknown, Waiting
 from cloudjob.backends.slurm import checks, errors, local_store, script, state
 from cloudjob.backends.slurm import cluster as clusters
 from cloudjob.backends.slurm import request as requests
-from cloudjob.backends.slurm.cluster import Cluster, SlurmHost, quoted
+from cloudjob.backends.slurm.cluster import SlurmCluster, SlurmHost, quoted
 from cloudjob.backends.slurm.request import SlurmRequest
 from cloudjob.backends.slurm.state import is_settled
 from cloudjob.errors import BackendError, JobNotFound, Unanswered
@@ -84,7 +84,7 @@ class SlurmBackend(Backend[SlurmRequest]):
     def __init__(self, home: Path, options: dict[str, Any]) -> None:
         self._home = home
         self._options = options
-        self._found: Cluster | None = None
+        self._found: SlurmCluster | None = None
         # Slurm's last answer about a job, when it was asked and when it last answered.
         self._facts: dict[str, _Answer] = {}
         # The contents of a job's folder on another machine, and when they were read.
@@ -110,7 +110,7 @@ class SlurmBackend(Backend[SlurmRequest]):
     def show(self, request: SlurmRequest) -> dict[str, Any]:
         return requests.show(request)
 
-    def environments(self, request: SlurmRequest) -> tuple[Mapping[str, str], ...]:
+    def environments(self, request: SlurmRequest) -> Iterable[Mapping[str, str]]:
         return request.environments
 
     def send(self, request: SlurmRequest) -> str:
@@ -355,7 +355,7 @@ class SlurmBackend(Backend[SlurmRequest]):
     # -- the cluster --------------------------------------------------------------------------
 
     @property
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> SlurmCluster:
         if self._found is None:
             self._found = clusters.find(self._options, self._home)
         return self._found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cloudjob.backends.base import Check
 from cloudjob.backends.slurm import errors
-from cloudjob.backends.slurm.cluster import Cluster, SlurmHost, quoted, with_clean_environment
+from cloudjob.backends.slurm.cluster import SlurmCluster, SlurmHost, quoted, with_clean_environment
 from cloudjob.errors import BackendError
 
 TYPE_CHECKING = False
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _OLDEST = (20, 11)
 
 
-def run(cluster: Cluster, spec: JobSpec | None) -> list[Check]:
+def run(cluster: SlurmCluster, spec: JobSpec | None) -> list[Check]:
     """Return the results of the checks; before a submit only the cheap ones.
 
     Args:

@@ -137,7 +137,7 @@ class SlurmHost:
         return data_of
 
 
-class Cluster(NamedTuple):
+class SlurmCluster(NamedTuple):
     """The settings of the cluster that are known on this machine.
 
     Args:
@@ -159,7 +159,7 @@ class Cluster(NamedTuple):
     editable_installs: tuple[interpreters.PathFile, ...] = ()
 
 
-def find(options: Mapping[str, object], home: Path) -> Cluster:
+def find(options: Mapping[str, object], home: Path) -> SlurmCluster:
     """Return the settings from the section ``slurm`` of a job file and from this machine.
 
     Raises:
@@ -169,7 +169,7 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
     requested = str(options.get("python") or "")
     entry = str(installation.ENTRY)
     if host:
-        return Cluster(SlurmHost(host), folder or _DEFAULT_REMOTE, {}, requested, "", entry)
+        return SlurmCluster(SlurmHost(host), folder or _DEFAULT_REMOTE, {}, requested, "", entry)
     python = interpreters.choose(requested, "slurm.python").path
     path = interpreters.path_with_mpirun()
     paths = {
@@ -178,7 +178,7 @@ def find(options: Mapping[str, object], home: Path) -> Cluster:
         "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
         "MPI4PY_LIBMPI": interpreters.libmpi_of(shutil.which("mpirun", path=path) or "", python),
     }
-    return Cluster(
+    return SlurmCluster(
         host=SlurmHost(),
         folder=str(Path(folder).expanduser()) if folder else str(home / "slurm"),
         paths={name: value for name, value in paths.items() if value},

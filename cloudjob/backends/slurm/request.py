@@ -15,7 +15,7 @@ from cloudjob.backends import interpreters
 from cloudjob.backends.base import Devices
 from cloudjob.backends.encoding import file_path, file_uri
 from cloudjob.backends.slurm import script
-from cloudjob.backends.slurm.cluster import Cluster
+from cloudjob.backends.slurm.cluster import SlurmCluster
 from cloudjob.errors import SpecError
 from cloudjob.model import grid
 from cloudjob.model import submission as submissions
@@ -95,7 +95,7 @@ class SlurmRequest:
     environments: tuple[Mapping[str, str], ...] = field(repr=False)
 
 
-def build(submission: Submission, cluster: Cluster) -> SlurmRequest:
+def build(submission: Submission, cluster: SlurmCluster) -> SlurmRequest:
     """Return the request for ``submission``.
 
     Raises:
@@ -186,7 +186,7 @@ _WITH_PLACES = (names.CLOUDJOB_OUTPUTS,)
 
 
 def _variables(
-    submission: Submission, cluster: Cluster, folder: str, *, is_local: bool
+    submission: Submission, cluster: SlurmCluster, folder: str, *, is_local: bool
 ) -> dict[str, str]:
     """Return the variables of all entries; the script of the nodes adds those of each node."""
     spec = submission.spec
@@ -221,7 +221,7 @@ def _variables(
 
 
 def _environments(
-    submission: Submission, cluster: Cluster, variables: Mapping[str, str]
+    submission: Submission, cluster: SlurmCluster, variables: Mapping[str, str]
 ) -> Iterator[dict[str, str]]:
     """Yield the variables of each entry, without host names and addresses, known at the start."""
     hosts = submissions.host_names(submission)

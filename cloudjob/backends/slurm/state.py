@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from cloudjob.backends.native import Ended, NativeStatus, Stop, unended
+from cloudjob.backends.native import Ended, NativeStatus, OutOfMemory, Stop, unended
 from cloudjob.backends.slurm.script import EARLY_S, JOB_NAME
 from cloudjob.model.status import JobState, Wait, WaitPhase
 from cloudjob.model.times import rfc3339
@@ -404,16 +404,13 @@ def _end(marks: Marks, facts: Facts, *, is_cancelled: bool) -> _End:
     return end._replace(native="FAILED") if marks.code else end
 
 
-def _short_of_memory(marks: Marks, facts: Facts) -> str:
-    """Return a message if the job's memory limit caused a process to be killed."""
+def _short_of_memory(marks: Marks, facts: Facts) -> str | OutOfMemory:
+    """Return where the job's memory limit ended a process; empty if it did not."""
     if not marks.out_of_memory and facts.state != "OUT_OF_MEMORY":
         return ""
     host = marks.out_of_memory or "a node"
-    limit = f", {marks.memory}" if marks.memory else ""
-    return (
-        f"out of memory: the job used more on {host} than Slurm allows it{limit};"
-        " slurm.memory_gib requests more"
-    )
+    where = f"the job used more on {host} than Slurm allows it"
+    return OutOfMemory(where, marks.memory, "; slurm.memory_gib requests more")
 
 
 def _failed(marks: Marks, facts: Facts) -> _End:

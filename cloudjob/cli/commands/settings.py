@@ -56,9 +56,9 @@ def _config_show(options: argparse.Namespace) -> int:
 
 
 def _config_schema(_options: argparse.Namespace) -> int:
-    from cloudjob import config
+    from cloudjob.config.schema import json_schema
 
-    print_json(config.json_schema())
+    print_json(json_schema())
     return 0
 
 

@@ -13,13 +13,13 @@ from starlette.requests import HTTPConnection
 from cloudjob.console.threads import in_thread
 
 
-class Values(Protocol):
+class NamedValues(Protocol):
     """A named tuple."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
 
-def json_response(values: Values) -> Response:
+def json_response(values: NamedValues) -> Response:
     """Return values as ASCII JSON, because texts of jobs may contain bytes that are not UTF-8."""
     return Response(json.dumps(values._asdict()), media_type="application/json")
 

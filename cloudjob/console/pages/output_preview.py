@@ -9,7 +9,7 @@ from nicegui import ui
 
 from cloudjob.console.pages.frame import heading
 from cloudjob.console.pages.http import url
-from cloudjob.console.preview import Kind, Preview, preview
+from cloudjob.console.preview import FileKind, FilePreview, preview
 from cloudjob.console.text import displayable
 from cloudjob.console.threads import in_thread
 from cloudjob.errors import CloudJobError
@@ -40,7 +40,7 @@ async def show_preview(job: Job, file: Output) -> None:
     try:
         excerpt = await in_thread(_read, job, file)
     except CloudJobError as error:
-        excerpt = Preview(Kind.NOTHING, displayable(error.message))
+        excerpt = FilePreview(FileKind.NOTHING, displayable(error.message))
     if dialog.is_deleted:
         return
     content.clear()
@@ -48,25 +48,25 @@ async def show_preview(job: Job, file: Output) -> None:
         _show(excerpt, job, file)
 
 
-def _read(job: Job, file: Output) -> Preview:
+def _read(job: Job, file: Output) -> FilePreview:
     outputs = job.outputs()
     current = next((each for each in outputs if each.name == file.name), None)
     if current is None:
-        return Preview(Kind.NOTHING, "The job has stored no such file.")
+        return FilePreview(FileKind.NOTHING, "The job has stored no such file.")
     head = next(outputs.read(current), b"")
     return preview(current.name, head, max(current.size_bytes, len(head)))
 
 
-def _show(content: Preview, job: Job, file: Output) -> None:
-    if content.kind is Kind.IMAGE:
+def _show(content: FilePreview, job: Job, file: Output) -> None:
+    if content.kind is FileKind.IMAGE:
         source = url(f"/api/jobs/{job.id}/output/image", name=file.name)
         name = escape(displayable(file.name))
         says_so = f"this.replaceWith('{_BROKEN}')"
         picture = f'<img src="{escape(source)}" alt="{name}" onerror="{says_so}">'
         ui.html(picture, sanitize=False).classes("w-full")
-    elif content.kind is Kind.TABLE:
+    elif content.kind is FileKind.TABLE:
         ui.html(_table(content.rows), sanitize=False).classes("w-full")
-    elif content.kind is Kind.TEXT:
+    elif content.kind is FileKind.TEXT:
         text = f'<pre class="lines" tabindex="0">{escape(content.text) or "It is empty."}</pre>'
         ui.html(text, sanitize=False).classes("w-full")
     else:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloudjob.emulator.models import Place
+from cloudjob.emulator.models import ObsPlace
 from jobentry.contract.sigv4 import Keys
 from jobentry.system.trees import folder_below, open_file_below
 
@@ -95,7 +95,7 @@ class Obs:
                 ]
         return objects
 
-    def download(self, place: Place, folder: Path) -> tuple[int, int]:
+    def download(self, place: ObsPlace, folder: Path) -> tuple[int, int]:
         """Copy an object, or all objects of a folder, to ``folder``; return files and bytes."""
         objects = self.list(place.bucket, place.prefix)
         pairs = [
@@ -123,7 +123,7 @@ class Obs:
         return len(pairs), sum(item.size_bytes for item, _ in pairs)
 
     def upload(
-        self, root: Path, folder: Path, place: Place, states: dict[str, tuple[int, int]]
+        self, root: Path, folder: Path, place: ObsPlace, states: dict[str, tuple[int, int]]
     ) -> tuple[int, int]:
         """Upload new and changed files of ``folder``; return their number and bytes.
 
@@ -154,14 +154,14 @@ class Obs:
             sizes = [size for size in pool.map(put, names) if size >= 0]
         return len(sizes), sum(sizes)
 
-    def put(self, path: Path, place: Place, content_type: str = "text/plain") -> None:
+    def put(self, path: Path, place: ObsPlace, content_type: str = "text/plain") -> None:
         """Copy one file to one key."""
         with _translate_errors():
             self._client.upload_file(
                 str(path), place.bucket, place.key, ExtraArgs={"ContentType": content_type}
             )
 
-    def url(self, place: Place, content_type: str, seconds: int) -> str:
+    def url(self, place: ObsPlace, content_type: str, seconds: int) -> str:
         """Return a URL that gives read access to an object for some seconds."""
         values = {"Bucket": place.bucket, "Key": place.key, "ResponseContentType": content_type}
         with _translate_errors():

@@ -29,7 +29,7 @@ from cloudjob.emulator.obs.request import (
     stored_path,
     stored_source,
 )
-from cloudjob.emulator.obs.signatures import ObsSignatures, Signer, check_permission
+from cloudjob.emulator.obs.signatures import ObsSignatures, Requester, check_permission
 from cloudjob.emulator.state import User
 from jobentry.contract import sigv4
 from jobentry.contract.sigv4 import Keys
@@ -107,7 +107,7 @@ class Proxy:
         """Return the response to a request that cannot be read."""
         return _answer(Refusal(status, *_UNREADABLE.get(status, _UNREADABLE[400])))
 
-    def _judged(self, request: Request) -> tuple[ObsRequest, Signer]:
+    def _judged(self, request: Request) -> tuple[ObsRequest, Requester]:
         """Return what a request asks for, and who signed it.
 
         Raises:
@@ -124,7 +124,7 @@ class Proxy:
         return wanted, signer
 
     async def _pass_on(
-        self, request: Request, wanted: ObsRequest, signer: Signer, send: Any
+        self, request: Request, wanted: ObsRequest, signer: Requester, send: Any
     ) -> None:
         """Send the request to the server, and its answer to the client."""
         try:
@@ -172,7 +172,7 @@ class Proxy:
 
 
 async def _with_body(
-    request: Request, wanted: ObsRequest, signer: Signer
+    request: Request, wanted: ObsRequest, signer: Requester
 ) -> tuple[ObsRequest, Any]:
     """Return the request to the server without what belongs to the old body, and its body.
 
@@ -260,7 +260,7 @@ async def _begun(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 def _without_chunks(
     wanted: ObsRequest,
     headers: dict[str, str],
-    signer: Signer,
+    signer: Requester,
     body: AsyncIterator[bytes],
     size: str,
     trailer: str,

@@ -62,7 +62,7 @@ class _Signature(NamedTuple):
     is_url: bool
 
 
-class Signer(NamedTuple):
+class Requester(NamedTuple):
     """Who signed a request.
 
     Args:
@@ -85,7 +85,7 @@ class ObsSignatures:
         self._database = database
         self._clock = clock
 
-    def signer(self, message: Message) -> Signer:
+    def signer(self, message: Message) -> Requester:
         """Return who signed a request.
 
         Raises:
@@ -101,7 +101,7 @@ class ObsSignatures:
         if owner.token:
             self._check_token(message, owner)
         self._check(signature, owner.secret, message)
-        return Signer(owner.user, _chunk_key(signature, owner.secret, message))
+        return Requester(owner.user, _chunk_key(signature, owner.secret, message))
 
     def _check_token(self, message: Message, owner: Credential) -> None:
         values = {**message.parameters(), **message.headers}

@@ -6,17 +6,17 @@ from typing import Any, Literal
 
 from cloudjob.emulator import views
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.models import Query
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.service import PROJECT, Service
+from cloudjob.emulator.service import PROJECT, EmulatedService
 
 
 class _Flavors(Query):
     flavor_type: Literal["CPU", "GPU", "Ascend"] | None = None
 
 
-def flavors(service: Service, request: Request) -> Any:
+def flavors(service: EmulatedService, request: Request) -> Any:
     kind = request.parsed_query(_Flavors).flavor_type
     flavor_list = [
         views.flavor(item)
@@ -26,21 +26,21 @@ def flavors(service: Service, request: Request) -> Any:
     return {"total_count": len(flavor_list), "flavors": flavor_list}
 
 
-def pool_flavor(service: Service, request: Request) -> Any:
+def pool_flavor(service: EmulatedService, request: Request) -> Any:
     """Return the node size of a flavor."""
     flavor_id = request.query.get("flavor_id", "")
     for item in service.settings.flavors:
         if item.id == flavor_id:
             return {"cpu_core_num": item.cpu_cores, "mem_size": item.memory_gb}
-    raise ApiError("ModelArts.2781", flavor_id)
+    raise ServiceRefusal("ModelArts.2781", flavor_id)
 
 
-def engines(service: Service, request: Request) -> Any:
+def engines(service: EmulatedService, request: Request) -> Any:
     engine_list = [views.engine(item) for item in service.settings.engines]
     return {"total": len(engine_list), "items": engine_list}
 
 
-def quotas(service: Service, request: Request) -> Any:
+def quotas(service: EmulatedService, request: Request) -> Any:
     """Return the limits on jobs and nodes, and their usage."""
     settings = service.settings
     used = service.database.unfinished()

@@ -9,18 +9,18 @@ from pydantic import Field
 
 from cloudjob.emulator import models
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.models import (
     AlgorithmConfig,
     Description,
     Model,
     Name,
-    Page,
-    Resource,
+    PageQuery,
+    StoredResource,
     now_ms,
 )
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.service import PROJECT, Service, page_of
+from cloudjob.emulator.service import PROJECT, EmulatedService, page_of
 
 _ALGORITHMS = PROJECT + "/algorithms"
 _ALGORITHM = _ALGORITHMS + "/{algorithm_id}"
@@ -46,7 +46,7 @@ class _Metadata(Model):
     update_time: Any = 0
 
 
-class Algorithm(Resource):
+class StoredAlgorithm(StoredResource):
     """A stored algorithm."""
 
     kind = "algorithm"
@@ -56,30 +56,30 @@ class Algorithm(Resource):
     advanced_config: Any = {}
 
 
-def create(service: Service, request: Request) -> Any:
-    stored = _completed(service, request.body(Algorithm))
+def create(service: EmulatedService, request: Request) -> Any:
+    stored = _completed(service, request.body(StoredAlgorithm))
     stored.metadata.id, stored.metadata.user_name = str(uuid.uuid4()), service.user(request).name
     with service.database.transaction():
-        others = service.database.resources(Algorithm)
+        others = service.database.resources(StoredAlgorithm)
         if any(other.metadata.name == stored.metadata.name for other in others):
-            raise ApiError("ModelArts.2752")
+            raise ServiceRefusal("ModelArts.2752")
         return _stored(service, stored)
 
 
-def change(service: Service, request: Request) -> Any:
+def change(service: EmulatedService, request: Request) -> Any:
     """Replace an algorithm; missing metadata keeps its old values."""
     old = _named(service, request).metadata
     body = request.json()
     metadata = body.get("metadata") or {}
     if isinstance(metadata, dict):
         body["metadata"] = {**old.model_dump(), **metadata}
-    stored = _completed(service, models.parse(Algorithm, body))
+    stored = _completed(service, models.parse(StoredAlgorithm, body))
     stored.metadata.id, stored.metadata.create_time = old.id, old.create_time
     stored.metadata.update_time = now_ms()
     return _stored(service, stored)
 
 
-def _completed(service: Service, stored: Algorithm) -> Algorithm:
+def _completed(service: EmulatedService, stored: StoredAlgorithm) -> StoredAlgorithm:
     stored.job_config.engine.complete(service.settings)
     if stored.job_config.code_dir:
         models.place(stored.job_config.code_dir)
@@ -88,40 +88,40 @@ def _completed(service: Service, stored: Algorithm) -> Algorithm:
     return stored
 
 
-def _stored(service: Service, stored: Algorithm) -> Any:
+def _stored(service: EmulatedService, stored: StoredAlgorithm) -> Any:
     service.database.put_resource(stored.metadata.id, stored.metadata.name, stored)
     return stored.model_dump()
 
 
-class _Search(Page):
+class _Search(PageQuery):
     searches: str = ""
 
 
-def algorithms(service: Service, request: Request) -> Any:
+def algorithms(service: EmulatedService, request: Request) -> Any:
     """Return a page of algorithms; ``offset`` is the page's number."""
     text = request.parsed_query(_Search).searches.partition("name:")[2]
-    stored = service.database.resources(Algorithm)
+    stored = service.database.resources(StoredAlgorithm)
     stored = [item for item in stored if text in item.metadata.name]
-    return page_of(request, stored, Algorithm.model_dump)
+    return page_of(request, stored, StoredAlgorithm.model_dump)
 
 
-def _named(service: Service, request: Request) -> Algorithm:
-    stored = service.database.resource(Algorithm, request.path_params["algorithm_id"])
+def _named(service: EmulatedService, request: Request) -> StoredAlgorithm:
+    stored = service.database.resource(StoredAlgorithm, request.path_params["algorithm_id"])
     if stored is None:
-        raise ApiError("ModelArts.2755")
+        raise ServiceRefusal("ModelArts.2755")
     return stored
 
 
-def algorithm(service: Service, request: Request) -> Any:
+def algorithm(service: EmulatedService, request: Request) -> Any:
     return _named(service, request).model_dump()
 
 
-def remove(service: Service, request: Request) -> Any:
-    service.database.remove_resource(Algorithm, _named(service, request).metadata.id)
+def remove(service: EmulatedService, request: Request) -> Any:
+    service.database.remove_resource(StoredAlgorithm, _named(service, request).metadata.id)
     return ""
 
 
-def searches(service: Service, request: Request) -> Any:
+def searches(service: EmulatedService, request: Request) -> Any:
     """Return the algorithms of the automatic search, which the emulator does not have."""
     return {"search_algo_count": 0, "search_algo_list": []}
 

@@ -14,7 +14,7 @@ from cloudjob.emulator.database import JobRow
 from cloudjob.emulator.fault_injection import KINDS
 from cloudjob.emulator.models import Model
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.service import Service
+from cloudjob.emulator.service import EmulatedService
 from cloudjob.emulator.state import CONTROL_PREFIX
 
 _FAULTS = CONTROL_PREFIX + "faults"
@@ -24,14 +24,14 @@ _MAX_JOBS = 1000
 _MAX_S = 1e8
 
 
-def status(service: Service, request: Request) -> Any:
+def status(service: EmulatedService, request: Request) -> Any:
     projects = service.projects.values()
     phases = Counter(item[1] for each in projects for item in each.database.unfinished())
     total = sum(each.database.count_jobs() for each in projects)
     return {"jobs": total, "unfinished": dict(phases), **faults(service, request)}
 
 
-def jobs(service: Service, request: Request) -> Any:
+def jobs(service: EmulatedService, request: Request) -> Any:
     total = 0
     rows: list[JobRow] = []
     for each in service.projects.values():
@@ -46,7 +46,7 @@ def jobs(service: Service, request: Request) -> Any:
     return {"total": total, "jobs": listed}
 
 
-def faults(service: Service, request: Request) -> Any:
+def faults(service: EmulatedService, request: Request) -> Any:
     return {"faults": [asdict(fault) for fault in service.faults.active()]}
 
 
@@ -60,7 +60,7 @@ class _Fault(Model):
     path: str = ""
 
 
-def add_fault(service: Service, request: Request) -> Any:
+def add_fault(service: EmulatedService, request: Request) -> Any:
     requested = request.body(_Fault)
     having = (each for each in service.projects.values() if each.database.job(requested.job))
     of_job = next(having, service)
@@ -77,7 +77,7 @@ def add_fault(service: Service, request: Request) -> Any:
     return Answer(201, asdict(fault))
 
 
-def clear_faults(service: Service, request: Request) -> Any:
+def clear_faults(service: EmulatedService, request: Request) -> Any:
     count = service.faults.clear()
     for each in service.projects.values():
         each.scheduler.wake()

@@ -9,10 +9,17 @@ from typing import Any
 from cloudjob.emulator import models
 from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Description, ExperimentReference, Model, Name, Resource, now_ms
+from cloudjob.emulator.errors import ServiceRefusal
+from cloudjob.emulator.models import (
+    Description,
+    ExperimentReference,
+    Model,
+    Name,
+    StoredResource,
+    now_ms,
+)
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.service import PROJECT, Service, page_of
+from cloudjob.emulator.service import PROJECT, EmulatedService, page_of
 
 _EXPERIMENTS = PROJECT + "/training-experiments"
 _EXPERIMENT = _EXPERIMENTS + "/{experiment_id}"
@@ -35,14 +42,14 @@ class _Request(Model):
     metadata: _Fields
 
 
-class Experiment(Resource):
+class Experiment(StoredResource):
     """A stored experiment."""
 
     kind = "experiment"
     metadata: _Metadata
 
 
-def create(service: Service, request: Request) -> Any:
+def create(service: EmulatedService, request: Request) -> Any:
     return _shown(_create(service.database, request.body(_Request).metadata), job_count=0)
 
 
@@ -53,7 +60,7 @@ def _create(database: Database, fields: _Fields) -> Experiment:
     return _store(database, Experiment(metadata=metadata))
 
 
-def change(service: Service, request: Request) -> Any:
+def change(service: EmulatedService, request: Request) -> Any:
     stored = _found(service, request)
     body = request.json()
     # The reference has both keys at the top; some clients nest them as in a create request.
@@ -68,22 +75,22 @@ def change(service: Service, request: Request) -> Any:
     return changed.model_dump()
 
 
-def experiments(service: Service, request: Request) -> Any:
+def experiments(service: EmulatedService, request: Request) -> Any:
     """Return a sorted page of experiments; ``offset`` is the page's number."""
     stored = service.database.resources(Experiment)
     return page_of(request, stored, partial(_counted, service.database))
 
 
-def experiment(service: Service, request: Request) -> Any:
+def experiment(service: EmulatedService, request: Request) -> Any:
     return _counted(service.database, _found(service, request))
 
 
-def remove(service: Service, request: Request) -> Any:
+def remove(service: EmulatedService, request: Request) -> Any:
     service.database.remove_resource(Experiment, _found(service, request).metadata.id)
     return ""
 
 
-def check_name(service: Service, request: Request) -> Any:
+def check_name(service: EmulatedService, request: Request) -> Any:
     """Return whether an experiment of this name exists."""
     name = request.query.get("experiment_name", "")
     return {"is_duplicate": _named(service.database, name) is not None}
@@ -93,14 +100,14 @@ def joined(database: Database, reference: ExperimentReference | None) -> Experim
     """Return the reference of a job that is added to an experiment; a new name creates one.
 
     Raises:
-        ApiError: There is no experiment with this id, or the name is not allowed.
+        ServiceRefusal: There is no experiment with this id, or the name is not allowed.
     """
     if reference is None or not (reference.id or reference.name):
         return None
     if reference.id:
         stored = database.resource(Experiment, reference.id)
         if stored is None:
-            raise ApiError("ModelArts.2788", f"{_REFERENCE}: {reference.id} not found")
+            raise ServiceRefusal("ModelArts.2788", f"{_REFERENCE}: {reference.id} not found")
     else:
         fields = reference.model_dump(include={"name", "description"})
         stored = _named(database, reference.name) or _create(
@@ -110,11 +117,11 @@ def joined(database: Database, reference: ExperimentReference | None) -> Experim
     return ExperimentReference(id=metadata.id, name=metadata.name, serial_number=number)
 
 
-def _found(service: Service, request: Request) -> Experiment:
+def _found(service: EmulatedService, request: Request) -> Experiment:
     number = request.path_params["experiment_id"]
     stored = service.database.resource(Experiment, number)
     if stored is None:
-        raise ApiError("ModelArts.2788", f"experiment: {number} not found")
+        raise ServiceRefusal("ModelArts.2788", f"experiment: {number} not found")
     return stored
 
 
@@ -141,7 +148,7 @@ def _store(database: Database, stored: Experiment) -> Experiment:
     with database.transaction():
         other = _named(database, metadata.name)
         if other and other.metadata.id != metadata.id:
-            raise ApiError("ModelArts.2788", f"name: {metadata.name} is taken")
+            raise ServiceRefusal("ModelArts.2788", f"name: {metadata.name} is taken")
         database.put_resource(metadata.id, metadata.name, stored)
     return stored
 

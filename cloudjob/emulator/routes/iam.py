@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import AliasPath, Field
 
 from cloudjob.emulator.app import Answer, Endpoint
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.models import Items, Model, parse
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.service import Service
+from cloudjob.emulator.service import EmulatedService
 from cloudjob.emulator.state import User
 from cloudjob.model.times import rfc3339
 
@@ -48,7 +48,7 @@ def _parsed(request: Request) -> _Auth | Answer:
     body = request.json()
     try:
         return parse(_Auth, _without_nulls(body))
-    except ApiError:
+    except ServiceRefusal:
         return _refused(400, "Expecting to find identity in auth. The server could not comply.")
 
 
@@ -61,7 +61,7 @@ def _without_nulls(value: Any) -> Any:
 # -- tokens ---------------------------------------------------------------------------------------
 
 
-def create_token(service: Service, request: Request) -> Any:
+def create_token(service: EmulatedService, request: Request) -> Any:
     """Return a token in the header ``X-Subject-Token``."""
     auth = _parsed(request)
     if isinstance(auth, Answer):
@@ -78,7 +78,7 @@ def create_token(service: Service, request: Request) -> Any:
     return Answer(201, body, {"X-Subject-Token": token})
 
 
-def _user(service: Service, auth: _Auth, method: str) -> User | None:
+def _user(service: EmulatedService, auth: _Auth, method: str) -> User | None:
     """Return the user with this password or key; None if the credentials are wrong."""
     account = service.account
     if method == "password":
@@ -95,7 +95,7 @@ def _is_same(sent: str, expected: str) -> bool:
     return secrets.compare_digest(sent.encode(), expected.encode())
 
 
-def _project(service: Service, auth: _Auth) -> str | None:
+def _project(service: EmulatedService, auth: _Auth) -> str | None:
     """Return the id of the scope's project, empty for the account; None for an unknown project."""
     account = service.account
     if auth.scope is None:
@@ -108,7 +108,7 @@ def _project(service: Service, auth: _Auth) -> str | None:
     return account.projects.get(auth.project_name)
 
 
-def _token(service: Service, user: User, project: str, expires_s: float) -> dict[str, Any]:
+def _token(service: EmulatedService, user: User, project: str, expires_s: float) -> dict[str, Any]:
     domain = {"id": service.account.domain_id, "name": service.settings.domain}
     names = {number: name for name, number in service.account.projects.items()}
     of_project = {"id": project, "name": names.get(project, ""), "domain": domain}
@@ -123,7 +123,7 @@ def _token(service: Service, user: User, project: str, expires_s: float) -> dict
     }
 
 
-def create_key(service: Service, request: Request) -> Any:
+def create_key(service: EmulatedService, request: Request) -> Any:
     """Return a temporary key in exchange for a token."""
     auth = _parsed(request)
     if isinstance(auth, Answer):
@@ -145,7 +145,7 @@ def create_key(service: Service, request: Request) -> Any:
 # -- projects and the account ---------------------------------------------------------------------
 
 
-def projects(service: Service, request: Request) -> Any:
+def projects(service: EmulatedService, request: Request) -> Any:
     """Return all projects, or only the one that the query names."""
     service.access.check_identity(request)
     requested, domain_id = request.query.get("name", ""), service.account.domain_id
@@ -166,7 +166,7 @@ def projects(service: Service, request: Request) -> Any:
     return {"projects": project_list, "links": {"self": ""}}
 
 
-def domains(service: Service, request: Request) -> Any:
+def domains(service: EmulatedService, request: Request) -> Any:
     service.access.check_identity(request)
     domain = {
         "id": service.account.domain_id,

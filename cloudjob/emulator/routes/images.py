@@ -11,19 +11,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cloudjob.emulator.app import Answer, Endpoint
-from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Model, Page, Resource, now_ms
+from cloudjob.emulator.errors import ServiceRefusal
+from cloudjob.emulator.models import Model, PageQuery, StoredResource, now_ms
 from cloudjob.emulator.nodes import ImageMissing
 from cloudjob.emulator.process_nodes import ProcessRuntime
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.service import JOB, Service
+from cloudjob.emulator.service import JOB, EmulatedService
 from cloudjob.errors import CloudJobError
 
 _IMAGES = "/v1/{project_id}/images"
 _SAVE = JOB + "/tasks/{task_id}/save-image-job"
 
 
-class _Image(Resource):
+class _Image(StoredResource):
     """An image that is registered, or that the settings name."""
 
     kind = "image"
@@ -42,7 +42,7 @@ class _Image(Resource):
     update_at: int
 
 
-class _Images(Page):
+class _Images(PageQuery):
     limit: Annotated[int, Field(ge=1, le=500)] = 10
     name: Annotated[str, Field(max_length=512)] = ""
     namespace: Annotated[str, Field(max_length=512)] = ""
@@ -59,7 +59,7 @@ class _Images(Page):
         )
 
 
-def images(service: Service, request: Request) -> Any:
+def images(service: EmulatedService, request: Request) -> Any:
     """Return a page of images: the registered ones and those of the settings."""
     query, settings = request.parsed_query(_Images), service.settings
     built_in = dict.fromkeys([*settings.images, *(item.image for item in settings.engines)])
@@ -83,40 +83,40 @@ class _Registration(Model):
     swr_path: Annotated[str, Field(min_length=1)]
 
 
-def register(service: Service, request: Request) -> Any:
+def register(service: EmulatedService, request: Request) -> Any:
     return _registered(service, request.body(_Registration).swr_path)
 
 
-def _registered(service: Service, path: str) -> Any:
+def _registered(service: EmulatedService, path: str) -> Any:
     image = _image_at(service, path, "DEDICATED")
     service.database.put_resource(image.id, path, image)
     return image.model_dump()
 
 
-def image(service: Service, request: Request) -> Any:
+def image(service: EmulatedService, request: Request) -> Any:
     """Return an image, whose status is ``ERROR`` if the engine does not have it."""
     return _named(service, request).model_dump()
 
 
-def _named(service: Service, request: Request) -> _Image:
+def _named(service: EmulatedService, request: Request) -> _Image:
     stored = service.database.resource(_Image, request.path_params["image"])
     if stored is None:
-        raise ApiError("ModelArts.2788", f"image: {request.path_params['image']} not found")
+        raise ServiceRefusal("ModelArts.2788", f"image: {request.path_params['image']} not found")
     return stored
 
 
-def sync(service: Service, request: Request) -> Any:
+def sync(service: EmulatedService, request: Request) -> Any:
     """Check again whether the engine has the image."""
     return _registered(service, _named(service, request).swr_path)
 
 
-def remove(service: Service, request: Request) -> Any:
+def remove(service: EmulatedService, request: Request) -> Any:
     """Remove the registration of an image."""
     service.database.remove_resource(_Image, _named(service, request).id)
     return {}
 
 
-def _image_at(service: Service, path: str, kind: str) -> _Image:
+def _image_at(service: EmulatedService, path: str, kind: str) -> _Image:
     status = "ACTIVE"
     try:
         service.runtime.check_image(path)
@@ -145,7 +145,7 @@ class _Saving(Model):
     description: Annotated[str, Field(max_length=512)] = ""
 
 
-class _Saved(_Saving, Resource):
+class _Saved(_Saving, StoredResource):
     """The progress of a task's image."""
 
     kind = "saved-image"
@@ -159,27 +159,27 @@ _saving: set[str] = set()
 _lock = threading.Lock()
 
 
-def save(service: Service, request: Request) -> Any:
+def save(service: EmulatedService, request: Request) -> Any:
     """Start to save the container of a running task as an image of the engine.
 
     Raises:
-        ApiError: Nodes are processes, the job is not running, or the engine has such an image.
+        ServiceRefusal: Nodes are processes, the job does not run, or the engine has such an image.
     """
     row, runtime = service.job(request), service.runtime
     index = service.node(request, row)
     if isinstance(runtime, ProcessRuntime):
-        raise ApiError("ModelArts.2858", "saving an image: nodes are processes")
+        raise ServiceRefusal("ModelArts.2858", "saving an image: nodes are processes")
     if row.phase != "Running" or not row.run.handle:
-        raise ApiError("ModelArts.2858", f"saving an image: the job is {row.phase}")
+        raise ServiceRefusal("ModelArts.2858", f"saving an image: the job is {row.phase}")
     requested = request.body(_Saving)
     image = f"{requested.namespace}/{requested.name}:{requested.tag}"
     task = f"{row.id}/{index}"
     with contextlib.suppress(ImageMissing):
         runtime.check_image(image)
-        raise ApiError("ModelArts.2788", f"tag: the image {image} exists")
+        raise ServiceRefusal("ModelArts.2788", f"tag: the image {image} exists")
     with _lock:
         if task in _saving:
-            raise ApiError("ModelArts.2858", "saving an image: this task is being saved")
+            raise ServiceRefusal("ModelArts.2858", "saving an image: this task is being saved")
         _saving.add(task)
     progress = _Saved(**requested.model_dump())
     answer = progress.model_dump()
@@ -201,14 +201,14 @@ def save(service: Service, request: Request) -> Any:
     return answer
 
 
-def saved(service: Service, request: Request) -> Any:
+def saved(service: EmulatedService, request: Request) -> Any:
     """Return the progress of the last saving of a task's image."""
     row = service.job(request)
     task = f"{row.id}/{service.node(request, row)}"
     is_saving = task in _saving
     task_state = service.database.resource(_Saved, task)
     if task_state is None:
-        raise ApiError("ModelArts.2858", "no image of this task was saved")
+        raise ServiceRefusal("ModelArts.2858", "no image of this task was saved")
     if task_state.status == "CREATING" and not is_saving:
         task_state.status, task_state.message = (
             "CREATE_FAILED",
@@ -217,12 +217,12 @@ def saved(service: Service, request: Request) -> Any:
     return task_state.model_dump()
 
 
-class _Tags(Page):
+class _Tags(PageQuery):
     limit: Annotated[int, Field(ge=1, le=100)] = 100
     tag: str = ""
 
 
-def tags(service: Service, request: Request) -> Any:
+def tags(service: EmulatedService, request: Request) -> Any:
     """Return the tags of a repository; here ``offset`` is the number of an item.
 
     If nodes are processes, there are no images, and every image counts as existing.

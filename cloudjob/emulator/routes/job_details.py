@@ -8,12 +8,21 @@ from pydantic import Field
 
 from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import Condition, JobRow
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.job_context import JobContext
-from cloudjob.emulator.models import Model, Offset, Order, Page, Query, RunRecord, Time, task_of
+from cloudjob.emulator.models import (
+    Model,
+    Offset,
+    Order,
+    PageQuery,
+    Query,
+    RunRecord,
+    Time,
+    task_of,
+)
 from cloudjob.emulator.obs.client import ObsError
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.service import JOB, PROJECT, Service
+from cloudjob.emulator.service import JOB, PROJECT, EmulatedService
 from cloudjob.model.times import rfc3339
 
 _TASK = JOB + "/tasks/{task_id}"
@@ -24,23 +33,23 @@ _TYPES = ("text/plain", "application/octet-stream")
 # -- logs -----------------------------------------------------------------------------------------
 
 
-def _tail(service: Service, request: Request) -> tuple[bytes, int]:
+def _tail(service: EmulatedService, request: Request) -> tuple[bytes, int]:
     row = service.job(request)
     log = JobContext(row.id, service).log(service.node(request, row))
     data, size = log.tail(service.settings.log_preview_bytes)
     if not size:
-        raise ApiError("ModelArts.2776")
+        raise ServiceRefusal("ModelArts.2776")
     return data, size
 
 
-def preview(service: Service, request: Request) -> Any:
+def preview(service: EmulatedService, request: Request) -> Any:
     """Return the last bytes of a log; 204 if there is none yet."""
     data, size = _tail(service, request)
     text = data.decode("utf-8", "replace")
     return {"content": text, "current_size": len(data), "full_size": size}
 
 
-def log_url(service: Service, request: Request) -> Any:
+def log_url(service: EmulatedService, request: Request) -> Any:
     """Return a URL of the complete log in OBS; it is valid for five minutes."""
     row = service.job(request)
     index = service.node(request, row)
@@ -48,11 +57,11 @@ def log_url(service: Service, request: Request) -> Any:
     try:
         place = JobContext(row.id, service).export_log(row, index)
         if place is None:
-            raise ApiError("ModelArts.2776")
+            raise ServiceRefusal("ModelArts.2776")
         kind = kind if kind in _TYPES else _TYPES[0]
         return {"obs_url": service.obs.url(place, kind, _URL_S)}
     except ObsError as error:
-        raise ApiError("ModelArts.0010") from error
+        raise ServiceRefusal("ModelArts.0010") from error
 
 
 class _Lines(Query):
@@ -61,7 +70,7 @@ class _Lines(Query):
     order: Order = "desc"
 
 
-def log_lines(service: Service, request: Request) -> Any:
+def log_lines(service: EmulatedService, request: Request) -> Any:
     """Return lines of a log by their numbers."""
     query = request.parsed_query(_Lines)
     data, _ = _tail(service, request)
@@ -83,12 +92,12 @@ def log_lines(service: Service, request: Request) -> Any:
 # -- metrics and events ---------------------------------------------------------------------------
 
 
-def metrics(service: Service, request: Request) -> Any:
+def metrics(service: EmulatedService, request: Request) -> Any:
     """Return percentages, one per minute; -1 for unknown, 204 if there are none yet."""
     row = service.job(request)
     samples = service.database.metrics(row.id, task_of(service.node(request, row)))
     if not samples:
-        raise ApiError("ModelArts.2777")
+        raise ServiceRefusal("ModelArts.2777")
     values = {
         "cpuUsage": [cpu for cpu, _ in samples],
         "memUsage": [memory for _, memory in samples],
@@ -99,7 +108,7 @@ def metrics(service: Service, request: Request) -> Any:
     return {"metrics": [{"metric": name, "value": value} for name, value in values.items()]}
 
 
-class _Events(Page):
+class _Events(PageQuery):
     limit: Annotated[int, Field(ge=1, le=100)] = 50
     order: Order = "desc"
     level: Literal["Info", "Warning", "Error"] | None = None
@@ -109,7 +118,7 @@ class _Events(Page):
     end_time: Time | None = None
 
 
-def events(service: Service, request: Request) -> Any:
+def events(service: EmulatedService, request: Request) -> Any:
     """Return a page of events; ``offset`` is the page's number."""
     row = service.job(request)
     query = request.parsed_query(_Events)
@@ -144,7 +153,7 @@ def _event_conditions(job: str, query: _Events) -> list[Condition]:
     if query.pattern:
         conditions.append(("instr(message, ?) > 0", [query.pattern]))
     if (query.start_time is None) != (query.end_time is None):
-        raise ApiError("ModelArts.2764", "start_time and end_time belong together")
+        raise ServiceRefusal("ModelArts.2764", "start_time and end_time belong together")
     if query.start_time is not None:
         conditions.append(("time_ms BETWEEN ? AND ?", [query.start_time, query.end_time]))
     return conditions
@@ -154,7 +163,7 @@ class _Tasks(Query):
     schedule_count: Offset | None = None
 
 
-def tasks(service: Service, request: Request) -> Any:
+def tasks(service: EmulatedService, request: Request) -> Any:
     """Return the host of each task for each time that it was scheduled."""
     row = service.job(request)
     schedule_count = request.parsed_query(_Tasks).schedule_count
@@ -167,7 +176,7 @@ def tasks(service: Service, request: Request) -> Any:
     ]
 
 
-def stages(service: Service, request: Request) -> Any:
+def stages(service: EmulatedService, request: Request) -> Any:
     """Return the stages of each attempt."""
     row = service.job(request)
     listed = [
@@ -195,7 +204,7 @@ def _stages(row: JobRow, record: RunRecord) -> list[dict[str, Any]]:
     ]
 
 
-def route_plan(service: Service, request: Request) -> Any:
+def route_plan(service: EmulatedService, request: Request) -> Any:
     """Return an empty plan, because the emulator never renumbers ranks."""
     row = service.job(request)
     return {"job_id": row.id, "status": "disabled", "rank_mapping": ""}
@@ -205,7 +214,7 @@ class _Report(Model):
     type: Any = ""
 
 
-def report(service: Service, request: Request) -> Any:
+def report(service: EmulatedService, request: Request) -> Any:
     """Record a task's report as an event."""
     row = service.job(request)
     index, kind = service.node(request, row), request.path_params["report_type"]
@@ -213,7 +222,7 @@ def report(service: Service, request: Request) -> Any:
     return {}
 
 
-def categories(service: Service, request: Request) -> Any:
+def categories(service: EmulatedService, request: Request) -> Any:
     """Return the categories of notifications."""
     names = ("Started", "Completed", "Failed", "Terminated", "Restarted", "Hanged", "Preempted")
     listed = [

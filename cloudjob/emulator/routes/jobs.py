@@ -12,13 +12,13 @@ from pydantic import BeforeValidator, Field
 from cloudjob.emulator import models, views
 from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import UNFINISHED, Condition, JobRow, Phase, StopRequest
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.models import (
     UNSORTABLE,
     Algorithm,
     Description,
     Items,
-    Job,
+    JobRequest,
     Model,
     Offset,
     Query,
@@ -29,7 +29,7 @@ from cloudjob.emulator.models import (
 from cloudjob.emulator.obs.client import ObsError
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.routes import algorithms, authorizations, experiments
-from cloudjob.emulator.service import JOB, JOBS, PROJECT, Service
+from cloudjob.emulator.service import JOB, JOBS, PROJECT, EmulatedService
 from cloudjob.emulator.staging import check_code_limits
 
 STOPPABLE: tuple[Phase, ...] = ("Creating", "Pending", "Running")
@@ -63,7 +63,7 @@ Text = Annotated[str, BeforeValidator(str), Field(max_length=256)]
 # -- create ---------------------------------------------------------------------------------------
 
 
-def create(service: Service, request: Request) -> Any:
+def create(service: EmulatedService, request: Request) -> Any:
     """Create a job and put it into the queue."""
     body, user = request.json(), service.user(request)
     authorizations.check(service, user.id)
@@ -83,31 +83,31 @@ def create(service: Service, request: Request) -> Any:
     return views.job(row, service.settings)
 
 
-def _with_algorithm(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+def _with_algorithm(service: EmulatedService, body: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a request with the values of the algorithm that it names, if any."""
     requested = body.get("algorithm")
     if not isinstance(requested, dict) or not (
         requested.get("subscription_id") or requested.get("id")
     ):
         return body
-    algorithm = service.database.resource(algorithms.Algorithm, str(requested.get("id")))
+    algorithm = service.database.resource(algorithms.StoredAlgorithm, str(requested.get("id")))
     if algorithm is None or requested.get("subscription_id"):
-        raise ApiError("ModelArts.2755")
+        raise ServiceRefusal("ModelArts.2755")
     merged = models.with_algorithm(requested, algorithm.metadata.name, algorithm.job_config)
     return {**body, "algorithm": merged}
 
 
-def _check_room(service: Service, job: Job) -> None:
+def _check_room(service: EmulatedService, job: JobRequest) -> None:
     if service.database.has_name(job.metadata.name, job.metadata.workspace_id):
-        raise ApiError("ModelArts.2751", job.metadata.name)
+        raise ServiceRefusal("ModelArts.2751", job.metadata.name)
     used = service.database.output_in_use(job.output_urls())
     if used:
-        raise ApiError("ModelArts.2753", f"Other running job contain {used}")
+        raise ServiceRefusal("ModelArts.2753", f"Other running job contain {used}")
     if service.database.count_jobs(UNFINISHED) >= service.settings.max_jobs:
-        raise ApiError("ModelArts.0118", "number of training jobs")
+        raise ServiceRefusal("ModelArts.0118", "number of training jobs")
 
 
-def _check_obs(service: Service, job: Job) -> None:
+def _check_obs(service: EmulatedService, job: JobRequest) -> None:
     algorithm, log = job.algorithm, job.spec.log_export_path.obs_url
     try:
         if algorithm.code_dir:
@@ -115,25 +115,25 @@ def _check_obs(service: Service, job: Job) -> None:
         urls = [item.url for item in algorithm.channels]
         for url in [*urls, log] if log else urls:
             if not service.obs.has_bucket(models.place(url).bucket):
-                raise ApiError("ModelArts.2791", f"{url}, reason: the bucket does not exist")
+                raise ServiceRefusal("ModelArts.2791", f"{url}, reason: the bucket does not exist")
     except ObsError as error:
-        raise ApiError("ModelArts.0010") from error
+        raise ServiceRefusal("ModelArts.0010") from error
 
 
-def _check_code(service: Service, algorithm: Algorithm) -> None:
+def _check_code(service: EmulatedService, algorithm: Algorithm) -> None:
     settings, code = service.settings, models.place(algorithm.code_dir)
     if not service.obs.has_bucket(code.bucket):
-        raise ApiError("ModelArts.2757", f"{algorithm.code_dir}: no such bucket")
+        raise ServiceRefusal("ModelArts.2757", f"{algorithm.code_dir}: no such bucket")
     objects = service.obs.list(code.bucket, code.prefix, limit=settings.code_limit_files * 2 + 2)
     check_code_limits(objects, settings)
     if not objects:
-        raise ApiError("ModelArts.2757", f"{algorithm.code_dir} is empty")
+        raise ServiceRefusal("ModelArts.2757", f"{algorithm.code_dir} is empty")
     boot = algorithm.boot_file
     if boot and models.place(boot).key not in {item.key for item in objects}:
-        raise ApiError("ModelArts.2758", f"{boot} does not exist")
+        raise ServiceRefusal("ModelArts.2758", f"{boot} does not exist")
 
 
-def _row(job: Job, user_name: str) -> JobRow:
+def _row(job: JobRequest, user_name: str) -> JobRow:
     resource, policy = job.spec.resource, job.spec.schedule_policy or SchedulePolicy()
     return JobRow(
         id=str(uuid.uuid4()),
@@ -159,7 +159,7 @@ def _row(job: Job, user_name: str) -> JobRow:
 # -- show and change ------------------------------------------------------------------------------
 
 
-def show(service: Service, request: Request) -> Any:
+def show(service: EmulatedService, request: Request) -> Any:
     return views.job(service.job(request), service.settings)
 
 
@@ -172,7 +172,7 @@ class _Change(Model):
     spec: _SpecChange = _SpecChange()
 
 
-def change(service: Service, request: Request) -> Any:
+def change(service: EmulatedService, request: Request) -> Any:
     """Change the description of a job, and the priority of one that has not ended."""
     row = service.job(request)
     requested = request.body(_Change)
@@ -183,7 +183,7 @@ def change(service: Service, request: Request) -> Any:
     policy = requested.spec.schedule_policy
     if policy.priority is not None:
         if row.is_final:
-            raise ApiError("ModelArts.2788", f"schedule_policy: the job is {row.phase}")
+            raise ServiceRefusal("ModelArts.2788", f"schedule_policy: the job is {row.phase}")
         policy_now = body.spec.schedule_policy or SchedulePolicy()
         body.spec.schedule_policy = policy_now.model_copy(update=policy.model_dump())
         values["priority"] = policy.priority
@@ -191,7 +191,7 @@ def change(service: Service, request: Request) -> Any:
     return show(service, request)
 
 
-def check_name(service: Service, request: Request) -> Any:
+def check_name(service: EmulatedService, request: Request) -> Any:
     """Return whether a job with this name exists."""
     query = request.query
     name, workspace = query.get("job_name", ""), query.get("workspace_id") or "0"
@@ -205,20 +205,20 @@ class _Action(Model):
     action_type: Literal["terminate"]
 
 
-def act(service: Service, request: Request) -> Any:
+def act(service: EmulatedService, request: Request) -> Any:
     """Terminate a job."""
     row = service.job(request)
     request.body(_Action)
     if not service.database.change_phase(
         row.id, STOPPABLE, "Terminating", stop_request=StopRequest.STOP
     ):
-        raise ApiError("ModelArts.2796", f"It is {row.phase}.")
+        raise ServiceRefusal("ModelArts.2796", f"It is {row.phase}.")
     service.database.add_event(row.id, "Training job is being terminated.")
     service.scheduler.wake()
     return views.job(service.job(request), service.settings)
 
 
-def delete(service: Service, request: Request) -> Any:
+def delete(service: EmulatedService, request: Request) -> Any:
     """Delete a job; a running job is ended first."""
     _delete(service, service.job(request))
     return ""
@@ -236,7 +236,7 @@ class _Batch(Model):
     jobs: Annotated[Items[_Deleted], Field(min_length=1)]
 
 
-def delete_many(service: Service, request: Request) -> Any:
+def delete_many(service: EmulatedService, request: Request) -> Any:
     """Delete several jobs, or none if one of them is unknown."""
     ids = [item.metadata.id for item in request.body(_Batch).jobs]
     for row in [service.job_of(job) for job in ids]:
@@ -244,7 +244,7 @@ def delete_many(service: Service, request: Request) -> Any:
     return ""
 
 
-def _delete(service: Service, row: JobRow) -> None:
+def _delete(service: EmulatedService, row: JobRow) -> None:
     service.database.update_job(row.id, stop_request=StopRequest.STOP)
     service.scheduler.remove(row.id)
 
@@ -290,12 +290,12 @@ class _Search(Model):
     host_ips: Annotated[list[str], Field(max_length=_HOSTS)] = []
 
 
-def search(service: Service, request: Request) -> Any:
+def search(service: EmulatedService, request: Request) -> Any:
     """Return a page of jobs; ``offset`` is the page's number."""
     query = request.body(_Search)
     sort, order = query.sort_by or "create_time", query.order or "desc"
     if sort not in _SORTS:
-        raise ApiError(UNSORTABLE, f"{sort} {order}")
+        raise ServiceRefusal(UNSORTABLE, f"{sort} {order}")
     total, rows = service.database.find_jobs(
         _conditions(service, query),
         order=f"{_SORTS[sort]} {order}, rowid {order}",
@@ -318,7 +318,7 @@ def search(service: Service, request: Request) -> Any:
     }
 
 
-def _conditions(service: Service, query: _Search) -> list[Condition]:
+def _conditions(service: EmulatedService, query: _Search) -> list[Condition]:
     conditions: list[Condition] = [("workspace = ?", [query.workspace_id or "0"])]
     conditions += [_condition(service, item) for item in query.filters]
     conditions += tag_conditions(query.tags)
@@ -331,7 +331,7 @@ def _conditions(service: Service, query: _Search) -> list[Condition]:
     return conditions
 
 
-def _condition(service: Service, item: Filter) -> Condition:
+def _condition(service: EmulatedService, item: Filter) -> Condition:
     values: list[Any] = list(item.value)
     if item.key == "user_id":
         names = [user.name for user in service.account.users if user.id in values]
@@ -339,7 +339,7 @@ def _condition(service: Service, item: Filter) -> Condition:
         values = list(item.value)
     column = _FILTERS.get(item.key)
     if column is None or (item.operator == "between" and len(values) != 2):
-        raise ApiError("ModelArts.2789", f"{item.key[:256]} {item.operator}")
+        raise ServiceRefusal("ModelArts.2789", f"{item.key[:256]} {item.operator}")
     if item.operator == "between":
         mark = "CAST(? AS INTEGER)" if column in _NUMBERS else "?"
         return f"{column} BETWEEN {mark} AND {mark}", values
@@ -354,13 +354,13 @@ def tag_conditions(tags: list[TagFilter]) -> list[Condition]:
     """Return the conditions for jobs with all of these tags.
 
     Raises:
-        ApiError: A key or a value occurs twice.
+        ServiceRefusal: A key or a value occurs twice.
     """
     conditions: list[Condition] = []
     keys = [tag.key for tag in tags]
     for tag in tags:
         if keys.count(tag.key) > 1 or len(set(tag.values)) < len(tag.values):
-            raise ApiError("ModelArts.2788", "tags: each once")
+            raise ServiceRefusal("ModelArts.2788", "tags: each once")
         values = [value for value in tag.values if value]
         which = f" AND value IN ({', '.join('?' * len(values))})" if values else ""
         conditions.append(
@@ -374,7 +374,7 @@ def _host_condition(hosts: list[str]) -> Condition:
     try:
         addresses = [ip_address(host) for host in hosts]
     except ValueError as error:
-        raise ApiError("ModelArts.2788", f"host_ips: {error}") from error
+        raise ServiceRefusal("ModelArts.2788", f"host_ips: {error}") from error
     if any(host.is_loopback for host in addresses):
         return "start_ms > 0", []
     hosts_of_job = "SELECT json_extract(value, '$.host_ip') FROM json_each(run, '$.task_ips')"
@@ -387,9 +387,9 @@ def _window(filters: list[Filter]) -> Condition:
     for item in filters:
         if item.key == "create_time" and item.operator == "between":
             if not all(text.isdecimal() for text in item.value):
-                raise ApiError("ModelArts.2764", "create_time")
+                raise ServiceRefusal("ModelArts.2764", "create_time")
             if int(item.value[1]) - int(item.value[0]) > _WINDOW_MS:
-                raise ApiError("ModelArts.2789", "create_time: at most 31 days")
+                raise ServiceRefusal("ModelArts.2789", "create_time: at most 31 days")
             return "1", []
     return "create_ms >= ?", [now_ms() - _WINDOW_MS]
 

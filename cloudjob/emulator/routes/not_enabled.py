@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.service import JOBS, PROJECT, Service
+from cloudjob.emulator.service import JOBS, PROJECT, EmulatedService
 
 _METHODS = "GET POST PUT PATCH DELETE"
 _V1 = "/v1/{project_id}"
@@ -49,22 +49,22 @@ _OPERATIONS = (
 )
 
 
-def templates(service: Service, request: Request) -> Any:
+def templates(service: EmulatedService, request: Request) -> Any:
     return {"yaml_templates": []}
 
 
-def _not_enabled(name: str) -> Callable[[Service, Request], Any]:
-    def refuse(service: Service, request: Request) -> Any:
-        raise ApiError("ModelArts.3518", name)
+def _not_enabled(name: str) -> Callable[[EmulatedService, Request], Any]:
+    def refuse(service: EmulatedService, request: Request) -> Any:
+        raise ServiceRefusal("ModelArts.3518", name)
 
     return refuse
 
 
-def _unsupported(service: Service, request: Request) -> Any:
+def _unsupported(service: EmulatedService, request: Request) -> Any:
     if "job_id" in request.path_params:
         service.job(request)
     name = request.path.split("/", 3)[3]
-    raise ApiError("ModelArts.2858", f"{request.method} {name}")
+    raise ServiceRefusal("ModelArts.2858", f"{request.method} {name}")
 
 
 # These endpoints come after those of all other modules, because their paths match those, too.

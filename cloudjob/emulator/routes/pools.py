@@ -11,10 +11,10 @@ from pydantic import Field
 from cloudjob.emulator import views
 from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import JobRow
-from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import UNSORTABLE, Page
+from cloudjob.emulator.errors import ServiceRefusal
+from cloudjob.emulator.models import UNSORTABLE, PageQuery
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.service import PROJECT, Service
+from cloudjob.emulator.service import PROJECT, EmulatedService
 
 _V1 = "/v1/{project_id}"
 _POOLS = PROJECT + "/pools"
@@ -22,27 +22,27 @@ _POOL = _POOLS + "/{pool}"
 _MOST = 1000
 
 
-def pools(service: Service, request: Request) -> Any:
+def pools(service: EmulatedService, request: Request) -> Any:
     return _listed("Pool", [_pool(service, name) for name in service.settings.pools])
 
 
-def pool(service: Service, request: Request) -> Any:
+def pool(service: EmulatedService, request: Request) -> Any:
     return _pool(service, _name(service, request))
 
 
-def nodes(service: Service, request: Request) -> Any:
+def nodes(service: EmulatedService, request: Request) -> Any:
     return _listed("Node", _nodes(service, request))
 
 
-def node(service: Service, request: Request) -> Any:
+def node(service: EmulatedService, request: Request) -> Any:
     name = request.path_params["node"]
     for item in _nodes(service, request):
         if item["metadata"]["name"] == name:
             return item
-    raise ApiError("ModelArts.2788", f"node: {name}")
+    raise ServiceRefusal("ModelArts.2788", f"node: {name}")
 
 
-class _Workloads(Page):
+class _Workloads(PageQuery):
     """The parameters of the list of workloads; here ``offset`` is the number of an item."""
 
     codes: ClassVar[Mapping[str, str]] = {"sort": UNSORTABLE, "ascend": UNSORTABLE}
@@ -53,7 +53,7 @@ class _Workloads(Page):
     ascend: bool = False
 
 
-def workloads(service: Service, request: Request) -> Any:
+def workloads(service: EmulatedService, request: Request) -> Any:
     """Return the jobs of a pool that have not ended."""
     query = request.parsed_query(_Workloads)
     rows = [
@@ -85,29 +85,29 @@ def workloads(service: Service, request: Request) -> Any:
     return _listed("Workload", listed)
 
 
-def workload_statistics(service: Service, request: Request) -> Any:
+def workload_statistics(service: EmulatedService, request: Request) -> Any:
     phases = Counter(row.phase for row in _workloads(service, _name(service, request)))
     status = {"running": phases["Running"], "pending": phases["Pending"] + phases["Creating"]}
     item = {"type": "train", "total": phases.total(), "status": status}
     return {"statistics": {"total": phases.total(), "items": [item]}}
 
 
-def statistics(service: Service, request: Request) -> Any:
+def statistics(service: EmulatedService, request: Request) -> Any:
     status = {"creating": 0, "created": len(service.settings.pools), "failed": 0, "pending": 0}
     return {"statistics": {"status": status}}
 
 
-def quotas(service: Service, request: Request) -> Any:
+def quotas(service: EmulatedService, request: Request) -> Any:
     count = len(service.settings.pools)
     counts = (("pool", count), ("network", 0))
     return {"quotas": {"resources": [{"type": t, "quota": n, "used": n} for t, n in counts]}}
 
 
-def configuration(service: Service, request: Request) -> Any:
+def configuration(service: EmulatedService, request: Request) -> Any:
     return {"networkCidrs": [], "networkQuota": 0, "poolQuota": len(service.settings.pools)}
 
 
-def flavors(service: Service, request: Request) -> Any:
+def flavors(service: EmulatedService, request: Request) -> Any:
     listed = [
         {
             "apiVersion": "v1",
@@ -127,12 +127,12 @@ def flavors(service: Service, request: Request) -> Any:
     return _listed("ResourceFlavor", listed)
 
 
-def no_network(service: Service, request: Request) -> Any:
-    raise ApiError("ModelArts.2788", f"network: {request.path_params['network']}")
+def no_network(service: EmulatedService, request: Request) -> Any:
+    raise ServiceRefusal("ModelArts.2788", f"network: {request.path_params['network']}")
 
 
 def _empty(body: Mapping[str, Any]) -> Any:
-    def answer(service: Service, request: Request) -> Any:
+    def answer(service: EmulatedService, request: Request) -> Any:
         if "pool" in request.path_params:
             _name(service, request)
         return body
@@ -140,14 +140,14 @@ def _empty(body: Mapping[str, Any]) -> Any:
     return answer
 
 
-def _name(service: Service, request: Request) -> str:
+def _name(service: EmulatedService, request: Request) -> str:
     name = request.path_params["pool"]
     if name not in service.settings.pools:
-        raise ApiError("ModelArts.50015001", name)
+        raise ServiceRefusal("ModelArts.50015001", name)
     return name
 
 
-def _pool(service: Service, name: str) -> dict[str, Any]:
+def _pool(service: EmulatedService, name: str) -> dict[str, Any]:
     count = service.settings.pools[name]
     return {
         "apiVersion": "v2",
@@ -158,7 +158,7 @@ def _pool(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-def _nodes(service: Service, request: Request) -> list[dict[str, Any]]:
+def _nodes(service: EmulatedService, request: Request) -> list[dict[str, Any]]:
     name = _name(service, request)
     return [
         {
@@ -172,7 +172,7 @@ def _nodes(service: Service, request: Request) -> list[dict[str, Any]]:
     ]
 
 
-def _workloads(service: Service, name: str) -> list[JobRow]:
+def _workloads(service: EmulatedService, name: str) -> list[JobRow]:
     of_pool = ("pool = ? AND phase IN ('Creating', 'Pending', 'Running', 'Terminating')", [name])
     return service.database.find_jobs([of_pool], order="create_ms", limit=_MOST, skip=0)[1]
 

@@ -9,24 +9,24 @@ from pydantic import BeforeValidator, Field
 
 from cloudjob.emulator.app import Endpoint
 from cloudjob.emulator.database import Condition
-from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import TAGS, Items, Model, Page, Tag, by_key
+from cloudjob.emulator.errors import ServiceRefusal
+from cloudjob.emulator.models import TAGS, Items, Model, PageQuery, Tag, by_key
 from cloudjob.emulator.request import Request
 from cloudjob.emulator.routes.jobs import TagFilters, tag_conditions
-from cloudjob.emulator.service import PROJECT, Service
+from cloudjob.emulator.service import PROJECT, EmulatedService
 
 _TAGGED = PROJECT + "/modelarts-training-job"
 
 
-def tags(service: Service, request: Request) -> Any:
+def tags(service: EmulatedService, request: Request) -> Any:
     return {"tags": _tags(service, service.job(request).id)}
 
 
-def _tags(service: Service, job: str) -> list[dict[str, str]]:
+def _tags(service: EmulatedService, job: str) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in service.database.tags(job)]
 
 
-def all_tags(service: Service, request: Request) -> Any:
+def all_tags(service: EmulatedService, request: Request) -> Any:
     """Return every key with its values."""
     values_of: dict[str, list[str]] = {}
     for key, value in service.database.tags():
@@ -38,11 +38,11 @@ class _Tags(Model):
     tags: Annotated[Items[Tag], Field(min_length=1)]
 
 
-def add(service: Service, request: Request) -> Any:
+def add(service: EmulatedService, request: Request) -> Any:
     row, requested = service.job(request), by_key(request.body(_Tags).tags)
     with service.database.transaction():
         if len({**dict(service.database.tags(row.id)), **requested}) > TAGS:
-            raise ApiError("ModelArts.2788", f"tags: at most {TAGS}")
+            raise ServiceRefusal("ModelArts.2788", f"tags: at most {TAGS}")
         service.database.add_tags(row.id, requested)
 
 
@@ -54,7 +54,7 @@ class _Keys(Model):
     tags: Annotated[Items[_Key], Field(min_length=1)]
 
 
-def remove(service: Service, request: Request) -> Any:
+def remove(service: EmulatedService, request: Request) -> Any:
     row, requested = service.job(request), request.body(_Keys)
     service.database.remove_tags(row.id, [tag.key for tag in requested.tags])
 
@@ -72,11 +72,11 @@ class _Filter(Model):
     matches: Annotated[list[_Match], Field(max_length=1)] = []
 
 
-class _Page(Page):
+class _Page(PageQuery):
     limit: Annotated[int, Field(ge=1, le=1000)] = 10
 
 
-def tagged(service: Service, request: Request) -> Any:
+def tagged(service: EmulatedService, request: Request) -> Any:
     """Return the jobs with these tags; here ``offset`` is the number of an item."""
     page = request.parsed_query(_Page)
     total, rows = service.database.find_jobs(
@@ -95,7 +95,7 @@ def tagged(service: Service, request: Request) -> Any:
     return {"resources": listed, "total_count": total}
 
 
-def count(service: Service, request: Request) -> Any:
+def count(service: EmulatedService, request: Request) -> Any:
     return {"total_count": service.database.count_jobs(*_conditions(request))}
 
 

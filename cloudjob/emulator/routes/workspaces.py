@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cloudjob.emulator.app import Endpoint
-from cloudjob.emulator.errors import ApiError
-from cloudjob.emulator.models import Items, Model, Order, Page
+from cloudjob.emulator.errors import ServiceRefusal
+from cloudjob.emulator.models import Items, Model, Order, PageQuery
 from cloudjob.emulator.request import Request
-from cloudjob.emulator.service import Service
+from cloudjob.emulator.service import EmulatedService
 
 _WORKSPACES = "/v1/{project_id}/workspaces"
 _WORKSPACE = _WORKSPACES + "/{workspace_id}"
 _ID = "0"
 
 
-class _Workspaces(Page):
+class _Workspaces(PageQuery):
     limit: Annotated[int, Field(ge=1, le=1000)] = 1000
     name: str = ""
     order: Order = "desc"
@@ -25,18 +25,18 @@ class _Workspaces(Page):
     filter_accessible: bool = False
 
 
-def workspaces(service: Service, request: Request) -> Any:
+def workspaces(service: EmulatedService, request: Request) -> Any:
     query, default = request.parsed_query(_Workspaces), _default(service)
     listed = [default] if query.name in default["name"] and not query.offset else []
     return {"total_count": 1, "count": len(listed), "workspaces": listed}
 
 
-def workspace(service: Service, request: Request) -> Any:
+def workspace(service: EmulatedService, request: Request) -> Any:
     _check(request)
     return {**_default(service), "grants": []}
 
 
-def quotas(service: Service, request: Request) -> Any:
+def quotas(service: EmulatedService, request: Request) -> Any:
     """Return the quotas of the workspace: -1, because only the account's quotas apply."""
     _check(request)
     names = ("training_job.training_duration", "training_job.max_count")
@@ -54,7 +54,7 @@ class _Actions(Model):
     requests: Items[_ActionRequest] = []
 
 
-def validate(service: Service, request: Request) -> Any:
+def validate(service: EmulatedService, request: Request) -> Any:
     """Return which of the requested actions are allowed."""
     _check(request)
     user = service.user(request)
@@ -67,21 +67,21 @@ def validate(service: Service, request: Request) -> Any:
     }
 
 
-def users(service: Service, request: Request) -> Any:
+def users(service: EmulatedService, request: Request) -> Any:
     return {"users": [{"user_name": user.name} for user in service.account.users]}
 
 
-def refuse_change(service: Service, request: Request) -> Any:
+def refuse_change(service: EmulatedService, request: Request) -> Any:
     _check(request)
-    raise ApiError("ModelArts.3566")
+    raise ServiceRefusal("ModelArts.3566")
 
 
 def _check(request: Request) -> None:
     if request.path_params["workspace_id"] != _ID:
-        raise ApiError("ModelArts.0102")
+        raise ServiceRefusal("ModelArts.0102")
 
 
-def _default(service: Service) -> dict[str, Any]:
+def _default(service: EmulatedService) -> dict[str, Any]:
     return {
         "id": _ID,
         "name": "default",

@@ -25,6 +25,8 @@ DELIVERED_SSH_KEY = "ssh-key"
 # Fresh keys of the store, which `cloudjob refresh` puts there while the job runs.
 DELIVERED_KEYS = "store-keys"
 DELIVERED_ARGV = "words"
+# Seconds for which a head looks for requests in the store: no URL of S3 is valid for longer.
+SIGNED_S = 7 * 86400
 
 
 class JobPaths(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterator, Mapping
 
 from jobentry import objects
 from jobentry.contract import profiles, stacks
-from jobentry.contract.paths import JobPaths
+from jobentry.contract.paths import SIGNED_S, JobPaths
 from jobentry.contract.profiles import Profile
 from jobentry.contract.stacks import ProcessStacks, Stacks
 from jobentry.control.loop import Lines, NodeLoop, NodeSetup
@@ -234,7 +234,7 @@ def stored_requests(
     Whoever may write there chooses the request: only one for stacks is accepted.
     """
     last = b""
-    for _ in range(int(requests.SIGNED_S / requests.LOOK_S)):
+    for _ in range(int(SIGNED_S / requests.LOOK_S)):
         pause(requests.LOOK_S)
         try:
             line = objects.peek(uri, requests.REQUEST_LIMIT_BYTES)

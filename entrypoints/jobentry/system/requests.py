@@ -21,9 +21,8 @@ ANSWER_LIMIT_BYTES = 64 << 20
 # Seconds that the head waits for its workers.
 ANSWER_S = 10.0
 _PATIENCE_S = 2 * ANSWER_S
-# Seconds between two looks of a head at its store, and how long it may look: no URL of S3 is valid
-# for longer.
-LOOK_S, SIGNED_S = 15.0, 7 * 86400
+# Seconds between two looks of a head at its store.
+LOOK_S = 15.0
 _PIECE_BYTES = 1 << 16
 
 

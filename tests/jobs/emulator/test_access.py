@@ -12,9 +12,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from cloudjob.emulator import daemon, settings, state
-from cloudjob.emulator.auth import Access
+from cloudjob.emulator.auth import Gateway
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 from cloudjob.emulator.request import Request
 from tests.support.emulator import DATE_FORMAT, Api, await_true, running, s3_client
 
@@ -248,12 +248,12 @@ def test_a_job_of_a_user_whom_the_settings_no_longer_have_gets_no_access(tmp_pat
     no_users = settings.load(None)
     account = state.account(tmp_path, no_users)
     database = Database(tmp_path / "state.db")
-    access = Access(account, no_users, database, time.time)
+    access = Gateway(account, no_users, database, time.time)
     key = access.agency_keys("former")
     header = f"SDK-HMAC-SHA256 Access={key.access_key}, SignedHeaders=x-sdk-date, Signature="
     headers = {"authorization": header + "0" * 64, "x-security-token": key.token}
     headers["x-sdk-date"] = date()
-    with pytest.raises(ApiError, match="ak not exist"):
+    with pytest.raises(ServiceRefusal, match="ak not exist"):
         access.check(Request("GET", "/", headers, b"", "1", {}))
     database.close()
 

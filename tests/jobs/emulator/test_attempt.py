@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloudjob.emulator.attempt import Attempt
+from cloudjob.emulator.attempt import AttemptWatch
 from cloudjob.emulator.database import StopRequest
 from cloudjob.emulator.nodes import NodeState
 
@@ -31,10 +31,10 @@ def runtime() -> Runtime:
 
 
 @pytest.fixture
-def attempt(runtime: Runtime) -> Attempt:
+def attempt(runtime: Runtime) -> AttemptWatch:
     """An attempt whose nodes have a grace period that no test outlives."""
     service: Any = SimpleNamespace(settings=SimpleNamespace(grace_s=3600.0), runtime=runtime)
-    return Attempt(SimpleNamespace(service=service), None, set())  # type: ignore[arg-type]
+    return AttemptWatch(SimpleNamespace(service=service), None, set())  # type: ignore[arg-type]
 
 
 def row(request: StopRequest) -> Any:
@@ -42,7 +42,7 @@ def row(request: StopRequest) -> Any:
     return SimpleNamespace(stop_request=request, start_ms=0, body=body)
 
 
-def test_a_failed_node_ends_the_others_once(attempt: Attempt, runtime: Runtime):
+def test_a_failed_node_ends_the_others_once(attempt: AttemptWatch, runtime: Runtime):
     for _ in range(3):
         attempt._supervise("handle", [RUNS, FAILED])
 
@@ -51,7 +51,7 @@ def test_a_failed_node_ends_the_others_once(attempt: Attempt, runtime: Runtime):
 
 @pytest.mark.parametrize("states", [[RUNS, RUNS], [RUNS, FAILED]])
 def test_a_job_that_is_deleted_is_killed_at_once(
-    attempt: Attempt, runtime: Runtime, states: list[NodeState]
+    attempt: AttemptWatch, runtime: Runtime, states: list[NodeState]
 ):
     """Also while its nodes have their grace period, because one of them has failed."""
     attempt._supervise("handle", states)
@@ -61,7 +61,7 @@ def test_a_job_that_is_deleted_is_killed_at_once(
     assert runtime.stops[-1:] == [True]
 
 
-def test_a_stopped_job_has_its_grace_period(attempt: Attempt, runtime: Runtime):
+def test_a_stopped_job_has_its_grace_period(attempt: AttemptWatch, runtime: Runtime):
     for _ in range(3):
         attempt._heed_stop(row(StopRequest.STOP))
         attempt._supervise("handle", [RUNS, RUNS])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudjob.emulator import models, settings
-from cloudjob.emulator.errors import ApiError
+from cloudjob.emulator.errors import ServiceRefusal
 
 SETTINGS = settings.defaults()
 PRESET = {"engine_id": "pytorch_1.8.0-cuda_10.2-py_3.7-ubuntu_18.04-x86_64"}
@@ -60,7 +60,7 @@ def test_an_obs_url_has_three_spellings(url: str, bucket: str, key: str):
 
 @pytest.mark.parametrize("url", ["", "bkt/a", "http://bkt/a", "/B/a", "/bkt//a", None, "file:///x"])
 def test_an_invalid_obs_url_is_refused(url: Any):
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ServiceRefusal) as caught:
         models.place(url)
     assert caught.value.code == "ModelArts.2791"
 
@@ -170,7 +170,7 @@ def test_a_body_gets_all_defaults():
     ids=str,
 )
 def test_a_broken_rule_has_its_documented_code(changes: dict[str, Any], code: str):
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ServiceRefusal) as caught:
         completed(**changes)
     assert (caught.value.code, caught.value.status) == (f"ModelArts.{code}", 400)
 
@@ -256,9 +256,9 @@ def test_any_value_at_any_key_is_accepted_or_refused(path: tuple[Any, ...], valu
     for key in path[:-1]:
         at = at[key]
     at[path[-1]] = value
-    with contextlib.suppress(ApiError):
+    with contextlib.suppress(ServiceRefusal):
         job = models.job(changed, SETTINGS)
         job.output_urls()
         job.flavor(SETTINGS)
         assert job.metadata.retries in range(4)
-        assert models.Job.model_validate_json(job.model_dump_json()) == job
+        assert models.JobRequest.model_validate_json(job.model_dump_json()) == job

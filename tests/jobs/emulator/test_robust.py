@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cloudjob.emulator import daemon
 from cloudjob.emulator.database import Database
-from cloudjob.emulator.models import Resource
+from cloudjob.emulator.models import StoredResource
 from cloudjob.emulator.server import ENDPOINTS
 from cloudjob.emulator.state import CONTROL_PREFIX
 from cloudjob.errors import UsageError
@@ -419,7 +419,7 @@ def test_a_task_of_many_digits_is_refused(queued: tuple[Api, str]):
         assert (status, answer["error_code"]) == (400, "ModelArts.2788")
 
 
-class Note(Resource):
+class Note(StoredResource):
     """Something to store."""
 
     kind = "note"

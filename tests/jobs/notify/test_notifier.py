@@ -26,14 +26,14 @@ from cloudjob.model.sections import Notify
 from cloudjob.model.status import Failure, JobState
 from cloudjob.notify import message, process, send, start
 from cloudjob.notify.send import NotSent
-from cloudjob.retries import Limits
+from cloudjob.retries import RequestLimits
 from cloudjob.tracking.sweep import Sweep
 from tests.support.homes import make_used_home
 from tests.support.polling import poll
 from tests.support.statuses import status_of
 
 LIMIT_S = 180.0
-QUICK = Limits(total_s=60.0, answer_s=60.0, pause_s=0.01, longest_pause_s=0.02)
+QUICK = RequestLimits(total_s=60.0, answer_s=60.0, pause_s=0.01, longest_pause_s=0.02)
 # Part of the webhook's URL that must not appear in any output.
 KEY = "T0PSECRETKEY"
 TRAIN = """
@@ -119,7 +119,9 @@ def notifiers(job: str) -> dict[int, bytes]:
     return argv_of
 
 
-def send_end(webhook_url: str = "", command: tuple[str, ...] = (), limits: Limits = QUICK) -> None:
+def send_end(
+    webhook_url: str = "", command: tuple[str, ...] = (), limits: RequestLimits = QUICK
+) -> None:
     targets = message.Targets(("end",), webhook_url, command, 60, [webhook_url] * bool(webhook_url))
     send.send(message.of_end(ENDED), targets, limits)
 

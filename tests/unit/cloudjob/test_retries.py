@@ -24,7 +24,7 @@ from cloudjob.cli.messages import print_library_log
 from cloudjob.errors import BackendError, StoreError
 from cloudjob.home.records import Records
 from cloudjob.package import claims
-from cloudjob.retries import Limits, WaitNotices
+from cloudjob.retries import RequestLimits, WaitNotices
 from cloudjob.store.directory import DirectoryStore
 from cloudjob.store.s3 import S3Store, bucket_uri, client
 from cloudjob.submission import pipeline
@@ -223,7 +223,7 @@ def test_a_cluster_that_does_not_answer_is_reported(
         f"clusters: [{{name: x, cluster: {{server: '{silent_service.url}'}}}}]\n"
         "users: [{name: x, user: {token: t}}]\n"
     )
-    limits = Limits(total_s=0.5, answer_s=0.2, pause_s=0.01)
+    limits = RequestLimits(total_s=0.5, answer_s=0.2, pause_s=0.01)
     cluster = kubeconfig.find({"kubeconfig": str(config)}, {}, tmp_path)
     with pytest.raises(BackendError) as caught:
         kube_client.Client(cluster, limits=limits).get("/version", "asking")

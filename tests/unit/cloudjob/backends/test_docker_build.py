@@ -302,7 +302,7 @@ def test_out_of_memory_names_the_node_and_its_limit():
     nodes = [node(exit_code=137), node(1, is_out_of_memory=True)]
     status = state.ended_status(nodes, is_cancelled=False)
 
-    assert status.reason == "out of memory: node 1 (w-1), limited to 0.5 GiB"
+    assert str(status.reason) == "out of memory: node 1 (w-1), limited to 0.5 GiB"
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,14 @@ from cloudjob.backends.native import Waiting
 from cloudjob.errors import BackendError, JobNotFound, NotAuthorised, Unreachable
 from cloudjob.model import progress
 from cloudjob.model.status import JobState, JobStatus
-from cloudjob.retries import Limits
+from cloudjob.retries import RequestLimits
 from cloudjob.tracking import Job
 from tests.support import operators
 from tests.support.fake_kube_api import EVENTS, NAMESPACE, PODS, FakeApi
 from tests.unit.cloudjob.backends.test_kubernetes_build import submission
 from tests.unit.cloudjob.tracking.test_job import record_of
 
-QUICK = Limits(total_s=5.0, answer_s=60.0, pause_s=0.05, longest_pause_s=0.5)
+QUICK = RequestLimits(total_s=5.0, answer_s=60.0, pause_s=0.05, longest_pause_s=0.5)
 LIMIT_S = 180.0
 # kubectl's last line about a command that failed in a pod.
 ENDED = "command terminated with exit code 1"
@@ -658,7 +658,7 @@ def test_our_container_counts_and_not_a_sidecar_before_it(
     job.set_phase("Failed")
 
     status = job.backend.status(job.handle)
-    assert status.reason == (
+    assert str(status.reason) == (
         f"out of memory: node 0 ({job.pods[0]}), node 1 ({job.pods[1]}), limited to 4Gi; raise "
         "kubernetes.memory_gib, to which /dev/shm counts"
     )

@@ -1007,7 +1007,7 @@ def test_a_node_that_ran_out_of_memory_is_named():
     status = volcano_status(volcano_job("Failed"), ended(0, 1), ended(1, 137, "OOMKilled"))
 
     assert status.state is JobState.FAILED
-    assert status.reason == (
+    assert str(status.reason) == (
         "out of memory: node 1 (j-worker-1), limited to 4Gi; raise kubernetes.memory_gib, to which "
         "/dev/shm counts"
     )

@@ -19,11 +19,11 @@ import pytest
 
 from cloudjob import retries
 from cloudjob.backends.modelarts import errors, site
-from cloudjob.backends.modelarts.client import Client
-from cloudjob.backends.modelarts.site import Login, Site
+from cloudjob.backends.modelarts.client import ModelArtsClient
+from cloudjob.backends.modelarts.site import Site, UserLogin
 from cloudjob.backends.modelarts.transport import LIMITS
 from cloudjob.errors import BackendError, JobNotFound, NotAuthorised, Unanswered, UsageError
-from cloudjob.retries import Limits
+from cloudjob.retries import RequestLimits
 from jobentry.contract.sigv4 import Keys
 from tests.support.modelarts import (
     KEYS,
@@ -55,12 +55,12 @@ def pauses() -> Pauses:
 
 
 @pytest.fixture
-def client(service: ModelArts, pauses: Pauses) -> Client:
+def client(service: ModelArts, pauses: Pauses) -> ModelArtsClient:
     """A client that does not really wait."""
-    return Client(site_of(service), pause=pauses)
+    return ModelArtsClient(site_of(service), pause=pauses)
 
 
-LOGIN = Login(SETTINGS.user, SETTINGS.domain, PASSWORD)
+LOGIN = UserLogin(SETTINGS.user, SETTINGS.domain, PASSWORD)
 
 
 def site_of(service: ModelArts, **values: Any) -> Site:
@@ -73,7 +73,7 @@ def site_of(service: ModelArts, **values: Any) -> Site:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_a_temporary_failure_is_retried(status: int, service: ModelArts, client: Client):
+def test_a_temporary_failure_is_retried(status: int, service: ModelArts, client: ModelArtsClient):
     job = service.add("train")
     service.faults.append(once("GET", Reply(status, {}), times=3))
 
@@ -90,7 +90,7 @@ def test_the_pause_is_the_one_that_the_service_requests(
     least_s: float,
     most_s: float,
     service: ModelArts,
-    client: Client,
+    client: ModelArtsClient,
     pauses: Pauses,
 ):
     job = service.add("train")
@@ -101,7 +101,7 @@ def test_the_pause_is_the_one_that_the_service_requests(
 
 
 def test_the_service_may_request_a_pause_until_a_date(
-    service: ModelArts, client: Client, pauses: Pauses
+    service: ModelArts, client: ModelArtsClient, pauses: Pauses
 ):
     job = service.add("train")
     moment = formatdate(time.time() + 60, usegmt=True)
@@ -111,7 +111,9 @@ def test_the_service_may_request_a_pause_until_a_date(
     assert 10 < pauses[0] <= 60
 
 
-def test_no_pause_is_longer_than_the_time_limit(service: ModelArts, client: Client, pauses: Pauses):
+def test_no_pause_is_longer_than_the_time_limit(
+    service: ModelArts, client: ModelArtsClient, pauses: Pauses
+):
     job = service.add("train")
     service.faults.append(once("GET", Reply(429, {}, {"Retry-After": "3600"}), times=99))
     with pytest.raises(errors.ServiceError) as caught:
@@ -124,7 +126,7 @@ def test_no_pause_is_longer_than_the_time_limit(service: ModelArts, client: Clie
 
 @pytest.mark.parametrize("reply", [Reply(cut=True), Reply(200, {"a": 1}, cut_after=3)])
 def test_a_request_is_repeated_when_its_connection_breaks(
-    reply: Reply, service: ModelArts, client: Client
+    reply: Reply, service: ModelArts, client: ModelArtsClient
 ):
     job = service.add("train")
     service.after.append(once("GET", reply, times=2))
@@ -137,7 +139,7 @@ def test_an_endpoint_without_a_listener_is_reported_quickly(service: ModelArts, 
         closed.bind(("127.0.0.1", 0))
         nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
     with pytest.raises(BackendError) as caught:
-        Client(site_of(service, endpoint=f"http://{nowhere}"), pause=pauses).show("x")
+        ModelArtsClient(site_of(service, endpoint=f"http://{nowhere}"), pause=pauses).show("x")
 
     assert caught.value.message == f"asking for job x: {nowhere}: nothing is listening there"
     assert len(pauses) == 3
@@ -153,7 +155,7 @@ def test_a_proxy_that_does_not_connect_is_named(
     monkeypatch.delenv("NO_PROXY", raising=False)
     remote_site = site_of(service, endpoint="http://modelarts.example")
     with pytest.raises(BackendError) as caught:
-        Client(remote_site, pause=pauses).show("x")
+        ModelArtsClient(remote_site, pause=pauses).show("x")
 
     expected = "asking for job x: modelarts.example: the proxy does not connect to it"
     assert caught.value.message == expected
@@ -164,12 +166,12 @@ def test_a_proxy_that_does_not_connect_is_named(
 _WITHOUT_PYSOCKS = """
 import sys
 sys.modules["socks"] = None
-from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.client import ModelArtsClient
 from cloudjob.backends.modelarts.site import Site
 from jobentry.contract.sigv4 import Keys
 address = "http://modelarts.example"
 try:
-    Client(Site(address, address, "region", "project", Keys("access", "secret"))).show("x")
+    ModelArtsClient(Site(address, address, "region", "project", Keys("access", "secret"))).show("x")
 except Exception as error:
     print(error)
 """
@@ -195,9 +197,9 @@ def test_a_service_that_never_answers_is_reported_and_given_up(
     monkeypatch.setattr(retries, "FIRST_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
-        limits = Limits(total_s=1.0, answer_s=0.2, pause_s=0.01)
+        limits = RequestLimits(total_s=1.0, answer_s=0.2, pause_s=0.01)
         with pytest.raises(BackendError) as caught:
-            Client(site_of(service, endpoint=f"http://{host}"), limits=limits).show("x")
+            ModelArtsClient(site_of(service, endpoint=f"http://{host}"), limits=limits).show("x")
 
     assert caught.value.message == f"asking for job x: {host}: no answer in time"
     # A log reader left over from an earlier test may still report that its server is gone.
@@ -215,7 +217,9 @@ def creates(service: ModelArts) -> list[Seen]:
     return [seen for seen in service.requests_with(CREATE) if seen.path.endswith("/training-jobs")]
 
 
-def test_a_create_whose_answer_was_lost_is_not_sent_twice(service: ModelArts, client: Client):
+def test_a_create_whose_answer_was_lost_is_not_sent_twice(
+    service: ModelArts, client: ModelArtsClient
+):
     service.after.append(once(CREATE, Reply(cut=True)))
     created = client.create(BODY)
 
@@ -228,7 +232,7 @@ def test_a_create_whose_answer_was_lost_is_not_sent_twice(service: ModelArts, cl
     "reply", [Reply(cut=True), Reply(500, {}), Reply(503, {}, {"Retry-After": "0"})]
 )
 def test_a_create_that_may_have_been_lost_is_sent_again_after_a_search(
-    reply: Reply, service: ModelArts, client: Client
+    reply: Reply, service: ModelArts, client: ModelArtsClient
 ):
     service.faults.append(once(CREATE, reply))
     client.create(BODY)
@@ -242,7 +246,7 @@ def test_a_create_that_may_have_been_lost_is_sent_again_after_a_search(
 
 
 def test_a_search_that_does_not_list_the_job_yet_creates_no_second_one(
-    service: ModelArts, client: Client
+    service: ModelArts, client: ModelArtsClient
 ):
     """The service refuses a second job with the same name."""
     service.after.append(once(CREATE, Reply(cut=True)))
@@ -252,7 +256,7 @@ def test_a_search_that_does_not_list_the_job_yet_creates_no_second_one(
     assert [job.id for job in service.jobs()] == [created["metadata"]["id"]]
 
 
-def test_a_refused_create_is_not_sent_again(service: ModelArts, client: Client):
+def test_a_refused_create_is_not_sent_again(service: ModelArts, client: ModelArtsClient):
     refusal = {"error_msg": "bad flavor.", "error_code": "ModelArts.2763", "error_solution": "x"}
     service.faults.append(once("training-jobs", Reply(400, refusal), times=9))
     with pytest.raises(errors.ServiceError) as caught:
@@ -266,7 +270,7 @@ def test_a_refused_create_is_not_sent_again(service: ModelArts, client: Client):
 
 
 def test_a_create_that_the_gateway_refuses_is_sent_again_at_once(
-    service: ModelArts, client: Client
+    service: ModelArts, client: ModelArtsClient
 ):
     """With 429 the gateway has not forwarded the request, so there is no job to search for."""
     service.faults.append(once(CREATE, Reply(429, {}), times=3))
@@ -285,9 +289,9 @@ def test_a_create_whose_outcome_stays_unknown_is_reported_as_such(
     empty = Reply(200, {"total": 0, "items": []})
     service.faults.append(once("searches", search or empty, times=99))
     service.faults.append(once(CREATE, Reply(504, {}), times=99))
-    limits = Limits(total_s=0.3, pause_s=0.05)
+    limits = RequestLimits(total_s=0.3, pause_s=0.05)
     with pytest.raises(Unanswered):
-        Client(site_of(service), limits=limits).create(BODY)
+        ModelArtsClient(site_of(service), limits=limits).create(BODY)
 
 
 def test_many_creates_during_faults_make_one_job_each(service: ModelArts):
@@ -299,7 +303,7 @@ def test_many_creates_during_faults_make_one_job_each(service: ModelArts):
 
     service.faults.append(every(5, Reply(503, {})))
     service.after.append(every(3, Reply(cut=True)))
-    client = Client(site_of(service), limits=LIMITS._replace(pause_s=0.01))
+    client = ModelArtsClient(site_of(service), limits=LIMITS._replace(pause_s=0.01))
     names = [f"job-{number}" for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(client.create, map(body, names)))
@@ -310,7 +314,7 @@ def test_many_creates_during_faults_make_one_job_each(service: ModelArts):
 # -- pages ----------------------------------------------------------------------------------------
 
 
-def test_a_search_requests_pages_by_number(service: ModelArts, client: Client):
+def test_a_search_requests_pages_by_number(service: ModelArts, client: ModelArtsClient):
     """The service's offset counts pages, not jobs."""
     expected = [service.add(f"job-{number}") for number in range(120)]
     ids = [job["metadata"]["id"] for job in client.search([])]
@@ -319,7 +323,7 @@ def test_a_search_requests_pages_by_number(service: ModelArts, client: Client):
     assert [seen.json["offset"] for seen in service.requests_with("searches")] == [0, 1, 2]
 
 
-def test_events_of_several_pages_come_in_order(service: ModelArts, client: Client):
+def test_events_of_several_pages_come_in_order(service: ModelArts, client: ModelArtsClient):
     """A page has 100 events."""
     job = service.add("train")
     for number in range(250):
@@ -332,7 +336,7 @@ def test_events_of_several_pages_come_in_order(service: ModelArts, client: Clien
 # -- error responses ------------------------------------------------------------------------------
 
 
-def test_an_unknown_job_is_reported_as_not_found(client: Client):
+def test_an_unknown_job_is_reported_as_not_found(client: ModelArtsClient):
     with pytest.raises(JobNotFound) as caught:
         client.show("0000")
 
@@ -349,7 +353,7 @@ def test_an_unknown_job_is_reported_as_not_found(client: Client):
     ],
 )
 def test_an_error_of_the_service_its_gateway_and_iam_is_read(
-    body: dict[str, Any], service: ModelArts, client: Client
+    body: dict[str, Any], service: ModelArts, client: ModelArtsClient
 ):
     service.faults.append(once("GET", Reply(400, body)))
     with pytest.raises(errors.ServiceError) as caught:
@@ -360,7 +364,7 @@ def test_an_error_of_the_service_its_gateway_and_iam_is_read(
 
 @pytest.mark.parametrize("body", [b"", b"<html>no</html>", b"[1]", b"null", b"\xff", b"oo\nps"])
 def test_an_error_of_another_form_is_reported_in_one_line(
-    body: bytes, service: ModelArts, client: Client
+    body: bytes, service: ModelArts, client: ModelArtsClient
 ):
     service.faults.append(once("GET", Reply(400, body)))
     with pytest.raises(errors.ServiceError) as caught:
@@ -370,7 +374,7 @@ def test_an_error_of_another_form_is_reported_in_one_line(
     assert "\n" not in caught.value.message
 
 
-def test_an_answer_that_is_not_json_is_reported(service: ModelArts, client: Client):
+def test_an_answer_that_is_not_json_is_reported(service: ModelArts, client: ModelArtsClient):
     service.faults.append(once("GET", Reply(200, b"<html>hello</html>")))
     with pytest.raises(BackendError) as caught:
         client.show("0")
@@ -382,7 +386,7 @@ def test_a_query_with_special_characters_arrives_as_it_was_signed(
     service: ModelArts,
 ):
     service.images["a/b"] = ["ä +&=/%$~", "x"]
-    client = Client(site_of(service, registry=service.endpoint))
+    client = ModelArtsClient(site_of(service, registry=service.endpoint))
 
     assert client.image_tags("a", "b", "ä +&=/%$~") == ["ä +&=/%$~"]
 
@@ -391,7 +395,7 @@ def test_a_query_with_special_characters_arrives_as_it_was_signed(
 
 
 def test_wrong_keys_are_reported_as_an_authentication_error(service: ModelArts):
-    client = Client(site_of(service, keys=Keys("AK", "wrong")))
+    client = ModelArtsClient(site_of(service, keys=Keys("AK", "wrong")))
     with pytest.raises(NotAuthorised) as caught:
         client.show("0")
 
@@ -401,7 +405,7 @@ def test_wrong_keys_are_reported_as_an_authentication_error(service: ModelArts):
 
 def test_the_project_is_requested_once_from_iam_if_none_is_set(service: ModelArts):
     job = service.add("train")
-    client = Client(site_of(service, project_id=""))
+    client = ModelArtsClient(site_of(service, project_id=""))
     client.show(job)
     client.show(job)
 
@@ -412,14 +416,14 @@ def test_the_project_is_requested_once_from_iam_if_none_is_set(service: ModelArt
 def test_a_region_without_a_project_is_reported(service: ModelArts):
     """The account has no project of that name."""
     with pytest.raises(NotAuthorised) as caught:
-        Client(site_of(service, project_id="", region="mars-1")).show("0")
+        ModelArtsClient(site_of(service, project_id="", region="mars-1")).show("0")
 
     assert caught.value.message.startswith("asking for the project of mars-1: ")
 
 
 def test_a_password_is_exchanged_for_a_token_once(service: ModelArts):
     job = service.add("train")
-    client = Client(site_of(service, keys=None, login=LOGIN, project_id=""))
+    client = ModelArtsClient(site_of(service, keys=None, login=LOGIN, project_id=""))
     client.show(job)
     client.show(job)
 
@@ -431,7 +435,7 @@ def test_a_password_is_exchanged_for_a_token_once(service: ModelArts):
 def test_an_expired_token_is_renewed(service: ModelArts):
     """The service refuses such a token with 401."""
     job = service.add("train")
-    client = Client(site_of(service, keys=None, login=LOGIN))
+    client = ModelArtsClient(site_of(service, keys=None, login=LOGIN))
     client.show(job)
     service.database.expire_all(time.time())
 
@@ -442,7 +446,7 @@ def test_an_expired_token_is_renewed(service: ModelArts):
 def test_keys_may_be_exchanged_for_a_token(service: ModelArts):
     """Requests are then not signed, and an expired token is renewed."""
     job = service.add("train")
-    client = Client(site_of(service, wants_token=True, project_id=""))
+    client = ModelArtsClient(site_of(service, wants_token=True, project_id=""))
     client.show(job)
     service.database.expire_all(time.time())
     client.show(job)
@@ -454,7 +458,7 @@ def test_keys_may_be_exchanged_for_a_token(service: ModelArts):
 
 def test_a_wrong_password_is_reported(service: ModelArts):
     login = replace(LOGIN, password="wrong")
-    client = Client(site_of(service, keys=None, login=login))
+    client = ModelArtsClient(site_of(service, keys=None, login=login))
     with pytest.raises(NotAuthorised) as caught:
         client.show("0")
 
@@ -479,7 +483,7 @@ def test_expired_temporary_keys_are_read_again_from_the_file(service: ModelArts,
         tmp_path,
         tmp_path,
     )
-    client = Client(found_site)
+    client = ModelArtsClient(found_site)
     client.show(job)
     service.database.expire_all(time.time())
     write_keys(file, service.access.agency_keys(service.access.account.owner.name))
@@ -499,7 +503,7 @@ def test_a_wrong_clock_is_noticed_and_corrected(service: ModelArts):
     """The service refuses a time that is 15 minutes off; its response contains its own time."""
     job = service.add("train")
     service.ahead_s = 3600
-    client = Client(site_of(service))
+    client = ModelArtsClient(site_of(service))
 
     assert client.show(job)["metadata"]["id"] == job
     assert -3700 < client.clock_ahead_s < -3500
@@ -510,7 +514,7 @@ def test_a_clock_that_is_set_while_a_job_is_followed_is_noticed(service: ModelAr
     """The next request is signed with the old difference, and its answer shows that it is gone."""
     job = service.add("train")
     service.ahead_s = 3600
-    client = Client(site_of(service))
+    client = ModelArtsClient(site_of(service))
     client.show(job)
     service.ahead_s = 0
 

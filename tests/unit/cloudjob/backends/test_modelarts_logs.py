@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudjob.backends.modelarts import logs as following
-from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.client import ModelArtsClient
 from cloudjob.backends.modelarts.logs import Stitcher, Window
 from cloudjob.backends.modelarts.site import Site
 from tests.support.modelarts import KEYS, PROJECT, ModelArts, Reply, once
@@ -137,9 +137,9 @@ def service(service: ModelArts) -> ModelArts:
     return service
 
 
-def client_of(service: ModelArts) -> Client:
+def client_of(service: ModelArts) -> ModelArtsClient:
     """Return a client of the service."""
-    return Client(Site(service.endpoint, service.endpoint, "cn-north-4", PROJECT, KEYS))
+    return ModelArtsClient(Site(service.endpoint, service.endpoint, "cn-north-4", PROJECT, KEYS))
 
 
 def test_the_logs_of_all_nodes_are_followed_to_their_end(service: ModelArts):

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from cloudjob.backends.modelarts.client import Client
+from cloudjob.backends.modelarts.client import ModelArtsClient
 from cloudjob.backends.modelarts.site import Site
 from tests.support.modelarts import KEYS, PROJECT, ModelArts, Reply
 
@@ -142,7 +142,9 @@ def test_each_call_is_the_one_that_the_sdk_makes(name: str, service: ModelArts):
     """Method, path, query and body are the same, and both are signed."""
     service.faults.append(lambda _: Reply(200, {}))
     client_call, vendor_call = CALLS[name]
-    client_call(Client(Site(service.endpoint, service.endpoint, "cn-north-4", PROJECT, KEYS)))
+    client_call(
+        ModelArtsClient(Site(service.endpoint, service.endpoint, "cn-north-4", PROJECT, KEYS))
+    )
     client_request = service.seen[-1]
     sdk_call(service.endpoint, vendor_call)
     vendor_request = service.seen[-1]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cloudjob import config
 from cloudjob.backends.slurm import cluster, errors, request, script
-from cloudjob.backends.slurm.cluster import Cluster, SlurmHost
+from cloudjob.backends.slurm.cluster import SlurmCluster, SlurmHost
 from cloudjob.errors import SpecError
 from cloudjob.model.job import JobSpec
 from cloudjob.model.submission import StoredCode, Submission, submission_of
@@ -24,7 +24,7 @@ from jobentry.contract import env, variables
 from tests.support.polling import poll
 
 GOLDEN = Path(__file__).parents[3] / "golden"
-LOCAL_CLUSTER = Cluster(
+LOCAL_CLUSTER = SlurmCluster(
     host=SlurmHost(),
     folder="/home/me/.local/share/cloudjob/slurm",
     paths={"PATH": "/opt/venv/bin:/usr/bin", "LANG": "C.UTF-8"},
@@ -83,7 +83,7 @@ def submission(**values: object) -> Submission:
     )
 
 
-def built(target: Cluster = LOCAL_CLUSTER, **values: object) -> request.SlurmRequest:
+def built(target: SlurmCluster = LOCAL_CLUSTER, **values: object) -> request.SlurmRequest:
     """Return the request for a job."""
     return request.build(submission(**values), target)
 

@@ -197,12 +197,12 @@ def test_a_node_that_failed_is_named(note):
 def test_a_job_that_ran_out_of_memory_is_reported_with_its_limit():
     status_now = status(BEGIN + "memory n2 308M a node 1795258489\nend 137 1795258490\n", "FAILED")
 
-    assert status_now.reason == (
+    assert str(status_now.reason) == (
         "out of memory: the job used more on n2 than Slurm allows it, 308M a node;"
         " slurm.memory_gib requests more"
     )
     without_limit = status(BEGIN + "memory n2 1795258489\nend 137 1795258490\n", "FAILED")
-    assert "than Slurm allows it;" in without_limit.reason
+    assert "than Slurm allows it;" in str(without_limit.reason)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ import yaml
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from cloudjob.config import Copied, json_schema, load, read_env_file, show
+from cloudjob.config import Copied, load, show
+from cloudjob.config.env_file import read_env_file
+from cloudjob.config.schema import json_schema
 from cloudjob.errors import SpecError, UsageError
 from cloudjob.model.job import SECTIONS, JobSpec, masked
 from cloudjob.model.rules import BACKENDS, VARIABLE_RULE

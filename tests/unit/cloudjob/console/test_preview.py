@@ -11,7 +11,7 @@ import pytest
 
 from cloudjob.console import preview as previews
 from cloudjob.console.archive import zipped
-from cloudjob.console.preview import Kind, Preview, media_type, preview
+from cloudjob.console.preview import FileKind, FilePreview, media_type, preview
 from cloudjob.errors import StoreError
 from cloudjob.tracking.outputs import Output
 
@@ -40,23 +40,23 @@ def test_an_image_is_known_by_its_first_bytes(head: bytes, kind: str):
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("a.png", PNG, Preview(Kind.IMAGE)),
-        ("a.txt", PNG, Preview(Kind.IMAGE)),
-        ("a.png", b"<script>\x1b[31m", Preview(Kind.TEXT, "<script>")),
-        ("a.html", b"<b>", Preview(Kind.TEXT, "<b>")),
-        ("a.bin", b"a\0b", Preview(Kind.NOTHING, "It has no preview.")),
-        ("a.json", b'{"a":[1]}', Preview(Kind.TEXT, '{\n  "a": [\n    1\n  ]\n}')),
-        ("a.json", b"{", Preview(Kind.TEXT, "{")),
-        ("a.json", b"[" * 100_000, Preview(Kind.TEXT, "[" * 100_000)),
+        ("a.png", PNG, FilePreview(FileKind.IMAGE)),
+        ("a.txt", PNG, FilePreview(FileKind.IMAGE)),
+        ("a.png", b"<script>\x1b[31m", FilePreview(FileKind.TEXT, "<script>")),
+        ("a.html", b"<b>", FilePreview(FileKind.TEXT, "<b>")),
+        ("a.bin", b"a\0b", FilePreview(FileKind.NOTHING, "It has no preview.")),
+        ("a.json", b'{"a":[1]}', FilePreview(FileKind.TEXT, '{\n  "a": [\n    1\n  ]\n}')),
+        ("a.json", b"{", FilePreview(FileKind.TEXT, "{")),
+        ("a.json", b"[" * 100_000, FilePreview(FileKind.TEXT, "[" * 100_000)),
         # Indented, this is 200 MB.
-        ("a.json", DEEP.encode(), Preview(Kind.TEXT, DEEP)),
-        ("A.CSV", b'a,"b,\n', Preview(Kind.TABLE, rows=[["a", "b,"]])),
-        ("a.tsv", b"a\tb\n1\t2\n", Preview(Kind.TABLE, rows=[["a", "b"], ["1", "2"]])),
-        ("empty", b"", Preview(Kind.TEXT)),
-        ("a.txt", b"caf\xe9", Preview(Kind.TEXT, "caf\ufffd")),
+        ("a.json", DEEP.encode(), FilePreview(FileKind.TEXT, DEEP)),
+        ("A.CSV", b'a,"b,\n', FilePreview(FileKind.TABLE, rows=[["a", "b,"]])),
+        ("a.tsv", b"a\tb\n1\t2\n", FilePreview(FileKind.TABLE, rows=[["a", "b"], ["1", "2"]])),
+        ("empty", b"", FilePreview(FileKind.TEXT)),
+        ("a.txt", b"caf\xe9", FilePreview(FileKind.TEXT, "caf\ufffd")),
     ],
 )
-def test_a_file_is_shown_as_what_it_is(name: str, data: bytes, expected: Preview):
+def test_a_file_is_shown_as_what_it_is(name: str, data: bytes, expected: FilePreview):
     assert preview(name, data, len(data)) == expected
 
 
@@ -67,7 +67,7 @@ def test_only_the_beginning_of_a_large_text_is_shown():
 
 
 def test_a_large_image_is_not_shown():
-    assert preview("a.png", PNG, previews.MAX_IMAGE_BYTES + 1).kind is Kind.NOTHING
+    assert preview("a.png", PNG, previews.MAX_IMAGE_BYTES + 1).kind is FileKind.NOTHING
 
 
 def test_only_the_first_rows_and_columns_of_a_table_are_shown_and_no_part_of_a_row():

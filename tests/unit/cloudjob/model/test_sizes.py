@@ -9,15 +9,24 @@ import pytest
 from cloudjob.errors import SpecError
 from cloudjob.model import sizes
 from cloudjob.model.job import JobSpec
-from cloudjob.model.submission import StoredCode, Submission
+from cloudjob.model.submission import (
+    StoredCode,
+    Submission,
+    host_names,
+    node_env,
+    variables,
+)
 
 LONG = {f"V{number}": "x" * 130_000 for number in range(15)}
 
 
-def submission(**values: Any) -> Submission:
+def check(**values: Any) -> None:
+    """Check a job with the variables of its head."""
     spec = JobSpec(**{"script": "train.py", "launcher": "mpirun", **values})
-    outputs = tuple(spec.outputs.items())
-    return Submission(spec, "train-1", StoredCode("file:///s/code.json", "sha256:0"), "", outputs)
+    code, outputs = StoredCode("file:///s/code.json", "sha256:0"), tuple(spec.outputs.items())
+    job = Submission(spec, "train-1", code, "", outputs)
+    node = node_env(job, 0, host_names(job))
+    sizes.check(spec, variables(job, node, home="/home/ma-user", address="0.0.0.0"))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +49,7 @@ def test_a_job_that_is_too_long_for_linux_is_refused_with_its_largest_value(
     values: dict[str, Any], message: str
 ):
     with pytest.raises(SpecError) as caught:
-        sizes.check(submission(**values))
+        check(**values)
 
     [problem] = caught.value.problems
     assert message in problem
@@ -48,4 +57,4 @@ def test_a_job_that_is_too_long_for_linux_is_refused_with_its_largest_value(
 
 
 def test_a_job_just_below_the_limit_is_accepted():
-    sizes.check(submission(env=LONG, args=("'" * 31_000, "--epochs", "3")))
+    check(env=LONG, args=("'" * 31_000, "--epochs", "3"))

@@ -10,7 +10,7 @@ import pytest
 from cloudjob.model.job import JobSpec
 from cloudjob.submission import checks, preparation
 from cloudjob.submission.launcher_choice import Choice
-from cloudjob.submission.preparation import Decision, SweepMember, Target
+from cloudjob.submission.preparation import DecidedJob, SweepMember, Target
 from tests.support.homes import make_used_home
 
 
@@ -24,7 +24,7 @@ def scratch(tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-def decided(scratch: Path, **values: Any) -> tuple[Target, Decision]:
+def decided(scratch: Path, **values: Any) -> tuple[Target, DecidedJob]:
     """Return the decision about a job whose script imports torch."""
     source = str(scratch.parent / "source")
     spec = JobSpec(script="train.py", source=source, nodes=2, **values)
@@ -59,7 +59,7 @@ def test_a_prepared_job_has_the_request_of_its_submission(scratch: Path):
     layers = tuple(target.store.uri(layer.key) for layer in decision.package.layers)
     assert prepared.spec == decision.spec
     assert prepared.submission.code.layers == layers
-    environments = target.backend.environments(prepared.request)
+    environments = list(target.backend.environments(prepared.request))
     assert [each["SEED"] for each in environments] == ["7", "7"]
     assert {each["CLOUDJOB_CODE_DIGEST"] for each in environments} == {decision.package.digest}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudjob.backends.native import Ended, Stop
+from cloudjob.backends.native import Ended, OutOfMemory, Stop
 from cloudjob.model.status import Cause, Failure, JobState, JobStatus, state_of
 from cloudjob.tracking import verdict
 from jobentry.contract import exits, node_end
@@ -130,7 +130,7 @@ def test_what_has_ended_is_final(cause: Cause):
     assert state_of(cause).is_final
 
 
-REASON = "out of memory: node 1 (worker-1), limited to 4 GiB"
+REASON = OutOfMemory("node 1 (worker-1)", "limited to 4 GiB", "; go")
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ REASON = "out of memory: node 1 (worker-1), limited to 4 GiB"
         (exits.MEMORY_GUESS, f"killed by SIGKILL ({REASON})"),
         (exits.NOT_FOR_MEMORY, f"killed by SIGKILL ({REASON})"),
         (
-            f"{exits.OUT_OF_MEMORY} (limit 4.0 GiB; rank 1: 3.9 GiB)",
-            "killed by SIGKILL: out of memory (limit 4.0 GiB; rank 1: 3.9 GiB) (node 1 (worker-1))",
+            f"{exits.OUT_OF_MEMORY} (limit 4 GiB; rank 1: 4 GiB)",
+            "killed by SIGKILL: out of memory (limit 4 GiB; rank 1: 4 GiB) (node 1 (worker-1); go)",
         ),
     ],
 )
