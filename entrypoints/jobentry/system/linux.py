@@ -19,15 +19,9 @@ def prctl() -> Callable[[int, int], None]:
     Call this before a fork, as nothing should be imported between fork and exec.
     """
     try:
-        import _ctypes
-
-        if hasattr(_ctypes, "dlsym"):
-            # As ``ctypes`` does, which takes each rank three milliseconds to import.
-            address = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
-            return lambda option, value: _ctypes.call_function(address, (option, value, 0, 0, 0))
         import ctypes
 
-        call = ctypes.CDLL(None).prctl  # PyPy
+        call = ctypes.CDLL(None).prctl
     except (ImportError, OSError, AttributeError):
         return lambda option, value: None
     return lambda option, value: call(option, value, 0, 0, 0)
