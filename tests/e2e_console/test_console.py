@@ -167,6 +167,15 @@ def test_no_view_shows_a_secret_or_loads_from_elsewhere(
         assert "token" not in str(page.driver.current_url)
 
 
+SLOW_LINES = """
+const quick = window.fetch;
+window.fetch = async (url, ...rest) => {
+  if (/[?&]end=[1-9]/.test(url)) await new Promise(resolve => setTimeout(resolve, 3000));
+  return quick(url, ...rest);
+};
+"""
+
+
 def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_page: OpenPage):
     page = open_page(home)
     page.await_true(f"{ROWS} >= 0")
@@ -178,6 +187,13 @@ def test_a_running_job_is_followed_and_cancelled(home: Path, source: Path, open_
     # The page arrives before its backend has answered.
     first = page.script("return fetch(location.href).then(answer => answer.text())")
     assert "UNKNOWN" not in str(first)
+    # The log has grown again before the answer with its lines arrives.
+    add, remove = (f"Page.{verb}ScriptToEvaluateOnNewDocument" for verb in ("add", "remove"))
+    slow = page.driver.execute_cdp_cmd(add, {"source": SLOW_LINES})
+    page.open(f"/job/{job}/log")
+    page.shows(" of rank 0", "live")
+    page.driver.execute_cdp_cmd(remove, slow)
+    page.open(f"/job/{job}/log")
     page.enter(".search input", "step 5 of")
     page.shows("1 of ", "step 5 of rank 0")
     page.open(f"/job/{job}/stacks")

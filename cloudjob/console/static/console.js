@@ -268,7 +268,7 @@ const console_ui = (() => {
 
   // A table that asks for the lines it shows.
   const log = (api, job, query, jumps, line) => {
-    const view = { api, query, jumps, wanted: line, follows: !jumps && !line, count: -1, line: 0, match: "", lacks: false };
+    const view = { api, query, jumps, wanted: line, follows: !jumps && !line, count: -1, line: 0, match: "", lacks: false, asked: 0, isOld: false };
     logs[job] = view;
     api.setColumnsVisible(["line", "at", "node"], window.innerWidth >= 640);
     const path = `/api/jobs/${encodeURIComponent(job)}/log`;
@@ -290,6 +290,7 @@ const console_ui = (() => {
     };
     const source = {
       getRows: async ({ startRow, endRow, successCallback, failCallback }) => {
+        view.asked += 1;
         try {
           const found = await view.request("", { start: startRow, end: endRow });
           shown(found);
@@ -297,6 +298,8 @@ const console_ui = (() => {
         } catch {
           view.lacks = true;
           failCallback();
+        } finally {
+          view.asked -= 1;
         }
       },
     };
@@ -333,10 +336,15 @@ const console_ui = (() => {
       // The table does not ask again for lines that did not arrive.
       if (view.lacks) api.purgeInfiniteCache();
       view.lacks = false;
-      if (found.selected !== view.count) {
-        const isFirst = view.count < 0;
+      const isNew = found.selected !== view.count;
+      view.isOld ||= isNew && view.count >= 0;
+      // A refresh drops the answers under way: a slow console would never show a line.
+      if (view.isOld && !view.asked) {
+        view.isOld = false;
+        api.refreshInfiniteCache();
+      }
+      if (isNew) {
         view.count = found.selected;
-        if (!isFirst) api.refreshInfiniteCache();
         api.setRowCount(found.selected, true);
         if (view.follows) setTimeout(view.toEnd, 0);
       }
