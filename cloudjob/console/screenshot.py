@@ -64,6 +64,8 @@ def _run(command: tuple[str, ...]) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        # It makes a socket there, whose path must be short.
+        env={**os.environ, "TMPDIR": "/tmp"},
         start_new_session=True,
     ) as process:
         try:

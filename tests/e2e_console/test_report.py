@@ -17,7 +17,7 @@ _LIMIT_BYTES = 6_000_000
 
 
 def test_a_report_is_one_file_that_shows_why_the_job_failed(
-    home: Path, tmp_path: Path, driver: webdriver.Chrome
+    home: Path, tmp_path: Path, driver: webdriver.Chrome, monkeypatch: pytest.MonkeyPatch
 ):
     source = tmp_path / "source"
     source.mkdir()
@@ -58,6 +58,10 @@ def test_a_report_is_one_file_that_shows_why_the_job_failed(
     assert prepared == [1, None, None]
     assert [url for url in loaded if not url.startswith(("blob:", "data:"))] == []
 
+    # Too long for the path of a socket.
+    temporary = tmp_path / ("t" * 120)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     done = run(home, "report", "reported", "--png", "--to", tmp_path / "report.png")
     assert done.returncode == 0, done.stderr
     data = (tmp_path / "report.png").read_bytes()
