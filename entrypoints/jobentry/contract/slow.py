@@ -27,6 +27,7 @@ class Reason(Enum):
     CPU = "cpu"
     MEMORY = "memory"
     DISK = "disk"
+    NETWORK = "network"
     DATA = "data"
     UNEVEN = "uneven"
     UNKNOWN = "unknown"
@@ -60,6 +61,7 @@ class RankShare(NamedTuple):
         is_message: Whether that is a call between two ranks, such as ``recv``.
         data: At how many looks it waited for its data loader.
         disk: At how many looks the kernel let it wait for a disk.
+        network: At how many looks it used a connection of its own, such as a download.
         delay_percent: The time in which it was ready to run and had no CPU.
         throttled_percent: The time in which the CPU limit of its node held it back.
         faults_s: Pages that a second had to be read from a disk for it.
@@ -76,6 +78,7 @@ class RankShare(NamedTuple):
     is_message: bool = False
     data: int = 0
     disk: int = 0
+    network: int = 0
     delay_percent: float = 0.0
     throttled_percent: float = 0.0
     faults_s: float = 0.0
@@ -160,7 +163,7 @@ def from_row(row: Sequence[Any]) -> RankShare:
         ValueError: The row has another form.
         TypeError: It has another form.
     """
-    rank, node, looks, waits, passes, meeting, is_message, data, disk, *rates = row
+    rank, node, looks, waits, passes, meeting, is_message, data, disk, network, *rates = row
     delay_percent, throttled_percent, faults_s, cpus, functions = rates
     return RankShare(
         whole(rank),
@@ -172,6 +175,7 @@ def from_row(row: Sequence[Any]) -> RankShare:
         bool(is_message),
         whole(data),
         whole(disk),
+        whole(network),
         finite(delay_percent),
         finite(throttled_percent),
         finite(faults_s),

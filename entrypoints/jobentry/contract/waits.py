@@ -245,12 +245,13 @@ def operation_of(thread: ThreadStack) -> str:
 
 
 def wait_in_libraries(frames: Sequence[Frame]) -> Wait | None:
-    """Return what calls of libraries wait for, if it is a device or a data loader."""
-    for frame in itertools.takewhile(lambda frame: not is_own(frame), frames):
-        cause = _library_cause([frame])
-        if cause is not None and cause.wait in (Wait.DEVICE, Wait.DATA):
-            return cause.wait
-    return None
+    """Return what calls of libraries wait for, if it is a device, a data loader or the network."""
+    calls = itertools.takewhile(lambda frame: not is_own(frame), frames)
+    causes = [_library_cause([frame]) for frame in calls]
+    waits = [cause.wait for cause in causes if cause is not None]
+    # A data loader may wait for the network.
+    certain = [wait for wait in waits if wait in (Wait.DEVICE, Wait.DATA)]
+    return next(iter(certain), Wait.NETWORK if Wait.NETWORK in waits else None)
 
 
 def reads_back(frame: Frame) -> bool:

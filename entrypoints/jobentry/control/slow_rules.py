@@ -33,7 +33,7 @@ _KEEPS = 0.5
 _FACTOR = 3.0
 _DELAY_PERCENT, _THROTTLED_PERCENT, _FAULTS_S, _SHARE_PERCENT = 10.0, 5.0, 20.0, 20.0
 # With less than this everywhere, only the rank's own work can be the reason.
-_QUIET_DISK_PERCENT = 10.0
+_QUIET_PERCENT = 10.0
 
 
 # A function with its file and its callers.
@@ -53,6 +53,7 @@ class _Sum(NamedTuple):
     cpus: frozenset[int]
     data_percent: float
     disk_percent: float
+    network_percent: float
     delay_percent: float
     throttled_percent: float
     faults_s: float
@@ -252,6 +253,12 @@ _COUNTERS = (
         "it waits for a disk for %d %% of the time, the others for %d %%",
     ),
     _Counter(
+        Reason.NETWORK,
+        lambda each: each.network_percent,
+        _SHARE_PERCENT,
+        "it waits for the network for %d %% of the time, the others for %d %%",
+    ),
+    _Counter(
         Reason.DATA,
         lambda each: each.data_percent,
         _SHARE_PERCENT,
@@ -281,7 +288,8 @@ def _has_quiet_counters(each: _Sum) -> bool:
         each.delay_percent < _DELAY_PERCENT
         and each.throttled_percent < _THROTTLED_PERCENT
         and each.faults_s < _FAULTS_S
-        and each.disk_percent < _QUIET_DISK_PERCENT
+        and each.disk_percent < _QUIET_PERCENT
+        and each.network_percent < _QUIET_PERCENT
     )
 
 
@@ -322,6 +330,7 @@ def _sum(windows: Sequence[RankShare]) -> _Sum:
         frozenset(last.cpus),
         100 * sum(each.data for each in windows) / looks,
         100 * sum(each.disk for each in windows) / looks,
+        100 * sum(each.network for each in windows) / looks,
         _mean([each.delay_percent for each in windows]),
         _mean([each.throttled_percent for each in windows]),
         _mean([each.faults_s for each in windows]),

@@ -46,7 +46,11 @@ class Kind(Enum):
 
     WAITS = "waits"
     DATA = "data"
+    NETWORK = "network"
     WORKS = "works"
+
+
+_KINDS = {Wait.DATA: Kind.DATA, Wait.NETWORK: Kind.NETWORK}
 
 
 class Doing(NamedTuple):
@@ -109,7 +113,8 @@ class RankShares:
         self._recent_looks = self._recent_waits = 0
 
     def _restart(self) -> None:
-        self._looks = self._waits = self._passes = self._data = self._disk = 0
+        self._looks = self._waits = self._passes = 0
+        self._data = self._disk = self._network = 0
         self._meetings: Counter[tuple[str, bool]] = Counter()
         self._functions: Counter[tuple[str, str, int]] = Counter()
         self._lines: Counter[tuple[str, str, int]] = Counter()
@@ -135,6 +140,7 @@ class RankShares:
             return
         self._data += doing.kind is Kind.DATA
         self._disk += _waits_for_disk(target.process)
+        self._network += doing.kind is Kind.NETWORK
         place = doing.place
         self._functions[place.file, place.function, doing.callers] += 1
         self._lines[place.file, place.function, place.line] += 1
@@ -183,6 +189,7 @@ class RankShares:
             is_two,
             self._data,
             self._disk,
+            self._network,
             functions=functions,
         )
 
@@ -228,7 +235,7 @@ class RankShares:
         wait = wait_in_libraries(frames)
         if wait is Wait.DEVICE or (reads_back(frames[0]) and self._has_device()):
             return Kind.WAITS, "device"
-        return (Kind.DATA if wait is Wait.DATA else Kind.WORKS), ""
+        return _KINDS.get(wait, Kind.WORKS), ""
 
     def _has_device(self) -> bool:
         """Whether its process uses a GPU or NPU; asked only where values are read back."""

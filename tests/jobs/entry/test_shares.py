@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,34 @@ def test_a_rank_with_more_work_is_named_with_its_place(make_node, until):
     assert slow_ranks.place[:3] == ("job.py", 14, "idle")
     assert slow_ranks.place_percent >= 50
     assert all(each.meeting == "barrier at job.py:18" for each in node.history[0][1:] if each.waits)
+
+
+class SlowForRank1(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        time.sleep(0.09 if self.path == "/1" else 0.0)
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_rank_that_waits_for_a_server_is_named_with_that_reason(make_node, until):
+    node = make_node(2)
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowForRank1) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        text = (
+            "from urllib.request import urlopen\n"
+            f"def step(): idle(.02); urlopen(f'http://127.0.0.1:{server.server_port}/{{rank}}')\n"
+        )
+        node.start(text + STEPS, until)
+
+        until(lambda: node.verdict() is not None, within_s=120)
+        server.shutdown()
+    slow_ranks = node.verdict()
+
+    assert slow_ranks is not None
+    assert (slow_ranks.ranks, slow_ranks.reason) == ((1,), Reason.NETWORK)
 
 
 def test_a_rank_whose_cpu_others_take_is_named_with_that_reason(make_node, until):

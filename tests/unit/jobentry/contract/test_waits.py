@@ -201,6 +201,15 @@ def test_our_own_calls_are_not_those_of_the_job():
             Wait.DATA,
         ),
         ((call(SITE + "torch/cuda/__init__.py", "synchronize"), MAIN), Wait.DEVICE),
+        ((call("/usr/lib/python3.11/socket.py", "readinto"), MAIN), Wait.NETWORK),
+        (
+            (
+                call("/usr/lib/python3.11/socket.py", "readinto"),
+                call(SITE + "torch/utils/data/dataloader.py", "_try_get_data"),
+                MAIN,
+            ),
+            Wait.DATA,
+        ),
         ((call("/usr/lib/python3.11/queue.py", "get"), MAIN), None),
         ((MAIN,), None),
     ],

@@ -34,6 +34,7 @@ class Rank:
     node: int = 0
     data: int = 0
     disk: int = 0
+    network: int = 0
     delay_percent: float = 1.0
     throttled_percent: float = 0.0
     faults_s: float = 0.0
@@ -64,6 +65,7 @@ class Rank:
             self.is_message,
             self.looks * self.data // 100,
             self.looks * self.disk // 100,
+            self.looks * self.network // 100,
             self.delay_percent,
             self.throttled_percent,
             self.faults_s,
@@ -185,6 +187,11 @@ SLOW_RANKS = {
         replace(SLOW, disk=50),
         Reason.DISK,
         "it waits for a disk for 50 % of the time, the others for 0 %",
+    ),
+    "a download": (
+        replace(SLOW, network=50),
+        Reason.NETWORK,
+        "it waits for the network for 50 % of the time, the others for 0 %",
     ),
     "a counter that does not differ enough is no reason": (
         replace(SLOW, disk=15),
