@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from enum import Enum
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Mapping, NamedTuple, Sequence
 
 from jobentry.contract import lists
 from jobentry.contract.slow import MOST_FUNCTIONS, Function, RankShare
@@ -50,7 +50,7 @@ class Kind(Enum):
     WORKS = "works"
 
 
-_KINDS = {Wait.DATA: Kind.DATA, Wait.NETWORK: Kind.NETWORK}
+_KINDS: Mapping[Wait | None, Kind] = {Wait.DATA: Kind.DATA, Wait.NETWORK: Kind.NETWORK}
 
 
 class Doing(NamedTuple):
