@@ -265,7 +265,8 @@ def _run(node: NodeEnv, options: Options) -> _End:
         _handle_cancel_signals(lambda number, _: _stop(node, number))
         with _translated():
             return _prepare_and_run(node, options, journal, started_at)
-    except EntryError as error:
+    except (EntryError, _Signalled) as raised:
+        error = raised.error if isinstance(raised, _Signalled) else raised
         # Ignore signals, which could only interrupt writing the record.
         _handle_cancel_signals(signal.SIG_IGN)
         is_cancelled = error.cause is Cause.CANCELLED
@@ -276,6 +277,18 @@ def _run(node: NodeEnv, options: Options) -> _End:
             ended = record.from_error(node, error, journal, started_at)
             record.write(ended, node.record_uri, is_cancelled=is_cancelled)
         return _End(error.code, is_over=False)
+
+
+class _Signalled(BaseException):
+    """A signal has ended this node's part of the job, at any place of the code.
+
+    It is no ``Exception``, as others handle those for errors of their own: ``Thread.start`` would
+    count a thread that runs as not started.
+    """
+
+    def __init__(self, error: EntryError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @contextlib.contextmanager
@@ -327,16 +340,17 @@ def _stop(node: NodeEnv, number: int) -> None:
     for index in range(1, node.nodes if node.is_head else 0):
         failure = early_ends.reported(node, index)
         if failure is not None:
-            raise EntryError.from_outcome(early_ends.outcome(failure))
+            raise _Signalled(EntryError.from_outcome(early_ends.outcome(failure)))
     name = signal.Signals(number).name
     # A worker cannot know why the job ends; it may be the loss of another node.
     message = f"cancelled: the job was sent {name}" if node.is_head else f"ended by {name}"
-    raise EntryError(message, exits.code_of_signal(number), cause=Cause.CANCELLED)
+    error = EntryError(message, exits.code_of_signal(number), cause=Cause.CANCELLED)
+    raise _Signalled(error)
 
 
 def _send_again(number: int, ignored: sys.UnraisableHookArgs) -> None:
     """Repeat a signal whose error Python has ignored, as in callbacks of imports and finalizers."""
-    if not isinstance(ignored.exc_value, EntryError):
+    if not isinstance(ignored.exc_value, _Signalled):
         sys.__unraisablehook__(ignored)
         return
     # Not from here, where the next error would be ignored, too; without a thread, it is lost.
@@ -489,7 +503,7 @@ def _run_head(setup: _Setup, options: Options, started_at: float) -> _End:
     key, port = prepare.read_key(node), prepare.control_port(node, node_paths)
     try:
         launch_plan, facts, written = _head_plan(setup, options)
-    except (EntryError, ArgsError, OSError) as error:
+    except (EntryError, ArgsError, OSError, _Signalled) as error:
         # Every node refuses invalid variables by itself, so a short wait is enough.
         patience_s = 5.0 if isinstance(error, ArgsError) else CALL_OFF_S
         _call_job_off(node, node_paths, str(error), patience_s, setup.here.child_ids)

@@ -614,36 +614,50 @@ def test_ranks_run_from_the_unpacked_entry(node: Node):
     assert not entry.exists()
 
 
-# Errors in callbacks of weak references, which imports use, are ignored.
-IGNORING = """\
-import gc, os, signal, time, weakref
-from jobentry import main
-from jobentry.contract.env import NodeEnv
-from jobentry.errors import EntryError
-
+# Where a signal arrives.
+AT_ODD_PLACES = {
+    # Errors in callbacks of weak references, which imports use, are ignored.
+    "where errors are ignored": """\
 class Lock:
     pass
 
-def callback(_):
+lock = Lock()
+reference = weakref.ref(lock, lambda _: signalled())
+del lock
+gc.collect()
+""",
+    # Python would take an ``Exception`` for a thread that did not start.
+    "while a thread starts": """\
+start = threading._start_new_thread
+threading._start_new_thread = lambda *arguments: (start(*arguments), signalled())
+threading.Thread(target=int).start()
+""",
+}
+CANCELLED_AT = """\
+import gc, os, signal, threading, time, weakref
+from jobentry import main
+from jobentry.contract.env import NodeEnv
+
+def signalled():
+    time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.1)
 
 node = NodeEnv(job="train", hosts=("a",), slots=1)
 main._handle_cancel_signals(lambda number, _: main._stop(node, number))
-lock = Lock()
-reference = weakref.ref(lock, callback)
 try:
-    del lock
-    gc.collect()
+    {}
     time.sleep(120)
-except EntryError as error:
-    print("ended:", error)
+except main._Signalled as signal:
+    print("ended:", signal)
 """
 
 
-def test_a_signal_that_arrives_where_python_ignores_errors_ends_a_node_nevertheless():
+@pytest.mark.parametrize("statements", AT_ODD_PLACES.values(), ids=AT_ODD_PLACES)
+def test_a_signal_ends_a_node_wherever_it_arrives(statements: str):
+    program = CANCELLED_AT.format("\n    ".join(statements.split("\n")))
     done = subprocess.run(
-        [sys.executable, "-c", IGNORING],
+        [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(Path(jobentry.__file__).parent.parent)},
         capture_output=True,
         text=True,
