@@ -140,7 +140,7 @@ _WORDS = {
 # Source of the innermost call -> what for, where the kernel does not say it.
 _SLEEP_CALL = re.compile(r"\bsleep\(")
 # The kernel does not tell a terminal from a connection.
-_INPUT_CALL = re.compile(r"\binput\(")
+_INPUT_CALL = re.compile(r"(?<![\w.])input\(")
 # The outermost calls of a rank, which start its script.
 _STARTERS = frozenset(
     ("<frozen runpy>", "runpy.py", "script_runner.py", "__main__.py", "app_main.py")

@@ -223,7 +223,8 @@ class RemoteWorker:
         """Handle the end of the connection."""
         if self.is_gone:
             return
-        if self._is_dismissed:
+        # After a break of the network, it still waits for its dismissal.
+        if self._is_dismissed and how is not Break.OTHER:
             self._lose(_ENDED)
             return
         if how in (Break.CLOSED, Break.RESET):
@@ -255,7 +256,8 @@ class RemoteWorker:
             if not self.is_held:
                 self.dismiss()
         self._message(self, message)
-        if self._is_dismissed:
+        # To send the dismissal may have shown that it has ended.
+        if self._is_dismissed and not self.is_gone:
             self._lose(_ENDED)
 
 

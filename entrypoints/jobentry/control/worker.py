@@ -178,7 +178,7 @@ class Worker:
         if self._final_code is not None:
             return self._final_code
         assert self._code is not None
-        # Without its word, the head has failed, and every node is needed again.
+        # A head that has sent no final exit code has failed, and every node is needed again.
         return self._code or (exits.ENTRY_FAILED if self._node.ends_together else 0)
 
     def _send(self, kind: str, **values: object) -> None:

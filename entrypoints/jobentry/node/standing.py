@@ -66,8 +66,8 @@ _CPU_SHARE = 0.0025
 # reported; and how often the report is repeated. MindSpore's collectives on CPUs fail after 30 s,
 # and then the head must know which ranks stand still.
 _MEASURED_S, _NAMED_S, _REPORTED_S, _REFRESH_S = 10.0, 20.0, 25.0, 15.0
-# Usage is measured at these intervals, and only with each report once it has been for the second
-# time; it counts for little more than the third.
+# The interval between two measurements of usage, until they cover the second time; from then on it
+# is that of the reports. Measurements count for little more than the third time.
 _USAGE_PERIOD_S, _LEAST_WINDOW_S, _WINDOW_S = 5.0, 9.0, 60.0
 # From here on a rank counts as busy: percent of one CPU, bytes a second, and, for one that waits
 # for the network or for events, how often it wakes up in a second.

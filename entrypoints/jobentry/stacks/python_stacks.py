@@ -462,14 +462,17 @@ def _program(path: str) -> _Program | None:
         UnreadableError: It is no program.
     """
     key = file_key(path)
-    if key not in _PROGRAMS:
-        if len(_PROGRAMS) >= _MOST_PROGRAMS:
-            _PROGRAMS.clear()
-        elf = Elf(path)
-        runtime, code_type = elf.address_of("_PyRuntime"), elf.address_of("PyCode_Type")
-        has_both = runtime is not None and code_type is not None
-        _PROGRAMS[key] = _Program(elf.segments, runtime or 0, code_type or 0) if has_both else None
-    return _PROGRAMS[key]
+    # Another thread may clear it meanwhile.
+    with contextlib.suppress(KeyError):
+        return _PROGRAMS[key]
+    elf = Elf(path)
+    runtime, code_type = elf.address_of("_PyRuntime"), elf.address_of("PyCode_Type")
+    has_both = runtime is not None and code_type is not None
+    program = _Program(elf.segments, runtime or 0, code_type or 0) if has_both else None
+    if len(_PROGRAMS) >= _MOST_PROGRAMS:
+        _PROGRAMS.clear()
+    _PROGRAMS[key] = program
+    return program
 
 
 def _programs(process: int, mapped: list[Mapping]) -> list[Mapping]:

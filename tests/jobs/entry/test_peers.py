@@ -537,11 +537,49 @@ def test_workers_that_end_together_stay_until_the_exit_code_is_final(
         assert (tmp_path / str(index) / "got").read_text().split()[-1] == "bye"
 
 
+def test_a_worker_whose_connection_breaks_gets_the_final_exit_code_with_the_next_one(
+    make_head: Callable[..., Head],
+):
+    head = make_head("good", ends_together=True)
+    head.open()
+    head.wait_for_all_workers()
+    assert head.workers.end(0, is_over=True, patience_s=60.0) == []
+    link = head.workers.workers[0].link
+    link.detach()
+    head.loop.schedule("break", 0.0, lambda: link._disconnected(transport.Break.OTHER))
+
+    head.workers.dismiss(0)
+
+    assert head.processes[1].wait(60) == 0
+
+
 @pytest.mark.parametrize("ends_together", [False, True])
 def test_a_worker_that_leaves_while_the_job_runs_is_lost(
     make_head: Callable[..., Head], ends_together: bool
 ):
     head = make_head("leaves", ends_together=ends_together)
+    head.open()
+
+    head.until(lambda: head.lost)
+
+    assert head.lost == [("leaves1", "its entry ended")]
+
+
+def test_a_worker_that_has_ended_when_it_is_dismissed_is_lost_once(
+    make_head: Callable[..., Head], monkeypatch: pytest.MonkeyPatch
+):
+    """Its kernel resets the connection, which the head notices when it sends."""
+    head = make_head("leaves")
+    worker = head.workers.workers[0]
+    send = worker.link.send
+
+    def send_to_ended(kind: str, **values: Any) -> None:
+        if kind == "bye":
+            worker._disconnected(transport.Break.RESET)
+        else:
+            send(kind, **values)
+
+    monkeypatch.setattr(worker.link, "send", send_to_ended)
     head.open()
 
     head.until(lambda: head.lost)

@@ -90,12 +90,13 @@ def test_what_ended_processes_have_used_counts_for_the_rank_that_started_them(
 ):
     """As a compiler's, which may end between two measurements."""
     path = node.folder / "used"
-    burn = "sum(range(10**7))"
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
     node.start(
         0,
         "import os, subprocess, sys, time\n"
         f"subprocess.call([sys.executable, '-c', {burn!r}])\nused = os.times()\n"
-        f"open('{path}.part', 'w').write(str(used.children_user + used.children_system))\n"
+        f"with open('{path}.part', 'w') as file:\n"
+        "    file.write(str(used.children_user + used.children_system))\n"
         f"os.rename('{path}.part', '{path}')\ntime.sleep(600)",
     )
     until(path.exists)

@@ -232,9 +232,9 @@ def test_the_threads_of_horovod_do_not_make_a_rank_busy(node: Node):
 
     def are_told_apart() -> bool:
         standing = node.await_all(0, 1)
-        assert standing[0].activity is Activity.IDLE
-        # It may get no CPU for a moment.
-        return standing[1].activity is Activity.BUSY
+        # On a busy machine, rank 1 may get no CPU for a moment, and what the process and the thread
+        # of rank 0 have used may be read at different times.
+        return [standing[rank].activity for rank in (0, 1)] == [Activity.IDLE, Activity.BUSY]
 
     node._until(are_told_apart)
 

@@ -115,6 +115,8 @@ def test_a_process_with_a_device_waits_for_it_where_it_reads_a_value_back(source
         (OWN, "do_sys_poll", Wait.OTHER),
         (OWN, "", Wait.OTHER),
         (call("a.py", source="time.sleep(600)"), "", Wait.SLEEP),
+        (call("a.py", source="answer = input('go on? ')"), "wait_woken", Wait.INPUT),
+        (call("a.py", source="batch = self.input(0)"), "wait_woken", Wait.NETWORK),
         # The kernel knows only that these wait for events.
         (call("/usr/lib/python3.11/ssl.py"), "poll_schedule_timeout", Wait.NETWORK),
         (call(SITE + "torch/utils/data/dataloader.py"), "poll_schedule_timeout", Wait.DATA),
