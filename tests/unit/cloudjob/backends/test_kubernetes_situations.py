@@ -1444,6 +1444,22 @@ def test_a_pause_between_attempts_is_no_wait_for_a_start(tmp_path: Path):
     assert isinstance(job.backend.status(job.handle), Ended)
 
 
+@pytest.mark.parametrize("are_kept", [True, False])
+def test_a_wait_in_a_queue_counts_after_a_failed_attempt_too(are_kept: bool, tmp_path: Path):
+    """Kueue has preempted the job, with or without the pods of that attempt."""
+    job = Tries(tmp_path)
+    job.job["metadata"]["annotations"]["cloudjob.pending-min"] = "1"
+    preempted_between(job)
+    if not are_kept:
+        job.remove(0, 1)
+    job.job["status"]["failed"] = 2
+    job.now_s = times.seconds_of(AT.format(9)) + 59
+    assert isinstance(job.backend.status(job.handle), Waiting)
+    job.now_s += 1
+
+    assert isinstance(job.backend.status(job.handle), Ended)
+
+
 def test_the_next_attempt_ends_if_it_cannot_start(tmp_path: Path):
     job = Tries(tmp_path)
     job.fails(3, 0, 1)
