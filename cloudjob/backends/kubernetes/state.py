@@ -195,7 +195,9 @@ def status_of(
     silent = [pod for pod in nodes if pod.is_cut_off]
     wait = _wait(_absent(nodes), waits) or _wait(silent, ())
     awaits_pods = stage.state is JobState.PENDING or stage.native == _RESTARTING
-    if wait is None and awaits_pods and (not nodes or stage.attempts):
+    # These keep the pods of an attempt that has failed.
+    is_kept = bool(stage.attempts) and (stage.has_asked or stage.native == _RESTARTING)
+    if wait is None and awaits_pods and (is_kept or not nodes):
         wait = _without_pods(job, stage, nodes)
     return unended(stage.state, native, started_at, wait, _attempt(stage, nodes))
 
@@ -294,7 +296,8 @@ def _between(stage: Stage, nodes: list[Pod]) -> Stage:
     heads = [pod for pod in nodes if pod.node == 0]
     if all(pod.is_over and pod.failures + 1 < stage.attempts for pod in heads):
         return stage._replace(native=_RESTARTING)
-    if not any(pod.has_started for pod in nodes):
+    # A worker that is over has given up waiting for the head, and is replaced.
+    if not any(pod.has_started and not (pod.node and pod.is_over) for pod in nodes):
         return stage._replace(state=JobState.PENDING, native="Pending")
     return stage
 

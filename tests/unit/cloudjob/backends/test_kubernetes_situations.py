@@ -1316,6 +1316,17 @@ TRIES = {
         (f"node 0: Unschedulable: {NO_ROOM}",),
         attempt=0,
     ),
+    "its worker has given up, and there is no room for its head": Try(
+        lambda job: (
+            job.fails(3, 0, 1),
+            job.again(0, 1, is_running=False),
+            job.run(1),
+            job.fails(125, 1),
+            job.condition(0, "PodScheduled", "False", "Unschedulable", NO_ROOM),
+        ),
+        JobState.PENDING,
+        (f"node 0: Unschedulable: {NO_ROOM}",),
+    ),
     "a quota refuses the next attempt": Try(refused_again, RUNNING, ("exceeded quota: gpus",)),
     "its machine does not report": Try(
         lambda job: (job.fails(3, 0, 1), job.again(0, 1), lost(job, 0)),
@@ -1442,6 +1453,18 @@ def test_a_pause_between_attempts_is_no_wait_for_a_start(tmp_path: Path):
     job.now_s += 1
 
     assert isinstance(job.backend.status(job.handle), Ended)
+
+
+def test_pods_that_are_drained_are_not_said_to_be_missing(tmp_path: Path):
+    job = Tries(tmp_path)
+    for pod in job.pods.values():
+        pod["metadata"]["deletionTimestamp"] = AT.format(9)
+    job.job["status"] = {"active": 0, "terminating": 2, "ready": 0}
+
+    native = job.backend.status(job.handle)
+
+    assert isinstance(native, Waiting)
+    assert native.wait is None
 
 
 @pytest.mark.parametrize("are_kept", [True, False])
