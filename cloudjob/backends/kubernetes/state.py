@@ -237,9 +237,9 @@ def stage_of(
 
 
 def _with_attempt(stage: Stage, pods: Iterable[Pod]) -> Stage:
-    """Return whether a job has failed before, of which its status tells only some time later.
+    """Return the status of a job that has failed before if one of its pods says so.
 
-    The controller counts a failed pod after it has replaced the pod.
+    The controller counts a failed pod in the job's status only after it has replaced the pod.
     """
     if stage.attempts and any(pod.failures for pod in pods):
         return stage._replace(is_again=True, attempt_at="")
