@@ -203,11 +203,12 @@ def status_of(
 
 
 def current(stage: Stage, pods: Iterable[Pod]) -> list[Pod]:
-    """Return the last pod of each node: a controller may keep those of earlier attempts."""
+    """Return the last pod of each node, in order: those of earlier attempts may still exist."""
     nodes = [pod for pod in pods if pod.node is not None]
     if not stage.may_restart:
         return nodes
-    return list({pod.node: pod for pod in sorted(nodes, key=lambda pod: pod.created_at)}.values())
+    last = {pod.node: pod for pod in sorted(nodes, key=lambda pod: pod.created_at)}
+    return sorted(last.values(), key=lambda pod: pod.node or 0)
 
 
 def stage_of(

@@ -1358,6 +1358,17 @@ TRIES = {
         attempt=3,
         code=3,
     ),
+    "all attempts are used, and its first head was newer than its worker": Try(
+        lambda job: (
+            job.pods[0]["metadata"].update(creationTimestamp=AT.format(2)),
+            last_attempt(job),
+            job.fails(3, 0, 1),
+        ),
+        FAILED,
+        ("node 0 (", "exit code 3"),
+        attempt=3,
+        code=3,
+    ),
     "all attempts are used, and a worker runs": Try(
         lambda job: (last_attempt(job), job.fails(3, 0)),
         FAILED,
