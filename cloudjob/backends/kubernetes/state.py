@@ -180,9 +180,10 @@ def status_of(
     """
     nodes = [pod for pod in pods if pod.node is not None]
     stage = stage_of(engine, job, nodes, is_cancelled=is_cancelled)
+    # Those of earlier attempts count, too.
+    starts = [pod.started_at for pod in nodes if pod.started_at]
     nodes = current(stage, nodes)
     stage = _with_pods(engine, stage, nodes, is_cancelled=is_cancelled)
-    starts = [pod.started_at for pod in nodes if pod.started_at]
     started_at = min(starts, default="") or _time(stage.started_at) or None
     if decision is not None and stage.state is not JobState.SUCCEEDED:
         return _decided(stage, nodes, decision, started_at)

@@ -1449,6 +1449,19 @@ def test_the_record_of_an_earlier_attempt_is_not_that_of_the_last(tmp_path: Path
     assert status.exit_code == 137
 
 
+def test_a_job_has_started_with_its_first_attempt(tmp_path: Path):
+    job = Tries(tmp_path)
+    job.fails(3, 0, 1)
+    job.again(0, 1)
+    for node in (0, 1):
+        job.container(node, {"running": {"startedAt": AT.format(8)}})
+
+    native = job.backend.status(job.handle)
+
+    assert isinstance(native, Running)
+    assert times.seconds_of(native.started_at or "") == times.seconds_of(AT.format(3))
+
+
 def test_a_pause_between_attempts_is_no_wait_for_a_start(tmp_path: Path):
     """The first attempt has lasted longer than the job may wait."""
     job = Tries(tmp_path)
