@@ -149,7 +149,8 @@ class Kubernetes(Values):
     engine: str = key(
         OneOf("auto", "volcano", "mpi-operator", "ms-operator", "job", "jobset"),
         "What runs the job: an operator, or Kubernetes itself (job); auto takes the first of "
-        "these that the cluster offers you, and with retries the first that can restart a job.",
+        "these that the cluster offers you; with retries, the first operator that can restart a "
+        "job, else job.",
         "auto")
     context: str = key(
         TEXT, "The context in the kubeconfig; by default the current one.")

@@ -105,7 +105,8 @@ class Attempt(NamedTuple):
     Args:
         number: From 1 on.
         most: How many there may be.
-        previous_cause: The kind of failure that ended the one before; empty for the first.
+        previous_cause: The kind of failure that ended the one before; empty for the first, and on
+            Kubernetes.
     """
 
     number: int

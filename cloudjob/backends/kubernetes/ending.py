@@ -99,7 +99,8 @@ def decide(
             return Decision(None, f"it cannot start: {state.text_of(wait)}")
     has_started = any(pod.has_started for pod in nodes)
     # Between two attempts, the pods of the last one have started.
-    is_pending = stage.state is JobState.PENDING and not (stage.attempts and has_started)
+    is_between = bool(stage.attempts) and has_started and not _is_suspended(job)
+    is_pending = stage.state is JobState.PENDING and not is_between
     is_new = is_pending or (bool(nodes) and not has_started)
     if is_new and 0 < limits.pending_s <= now_s - _pending_since_s(job, stage, nodes):
         what = state.text_of(all_waits[0]) if all_waits else "it has no pods"
@@ -122,12 +123,16 @@ def lost_head(job: Mapping[str, Any], stage: Stage, pods: Iterable[Pod]) -> Pod 
     """
     nodes = state.current(stage, pods)
     head = next((pod for pod in nodes if pod.node == 0 and pod.is_cut_off), None)
-    if head is None or "Suspended" in engines.held_conditions(job.get("status") or {}):
+    if head is None or _is_suspended(job):
         return None
     others = [pod for pod in nodes if pod.node]
     is_alone = bool(others) and all(pod.is_over for pod in others)
     is_awaited = stage.may_restart if head.is_leaving else is_alone
     return head if is_awaited else None
+
+
+def _is_suspended(job: Mapping[str, Any]) -> bool:
+    return "Suspended" in engines.held_conditions(job.get("status") or {})
 
 
 def _lost_since_s(head: Pod, nodes: Iterable[Pod]) -> float:
@@ -152,9 +157,10 @@ def _pending_since_s(job: Mapping[str, Any], stage: Stage, nodes: Iterable[Pod])
     """Return since when a job may start: its creation, or when a queue last stopped or resumed it.
 
     The last attempt counts, too. Of one whose begin is not known, it is that of its first pod;
-    before that pod exists, the attempt has only begun.
+    before that pod exists, the attempt has only begun. A suspended job has no such attempt.
     """
-    if (stage.is_again or stage.state is not JobState.PENDING) and not stage.attempt_at:
+    has_begun = stage.is_again or stage.state is not JobState.PENDING
+    if has_begun and not stage.attempt_at and not _is_suspended(job):
         return min((times.seconds_of(pod.created_at) for pod in nodes), default=math.inf)
     conditions = (job.get("status") or {}).get("conditions") or ()
     suspended = [item for item in conditions if item.get("type") == "Suspended"]

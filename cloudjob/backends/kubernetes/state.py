@@ -180,9 +180,10 @@ def status_of(
     """
     nodes = [pod for pod in pods if pod.node is not None]
     stage = stage_of(engine, job, nodes, is_cancelled=is_cancelled)
+    # Those of earlier attempts count, too.
+    starts = [pod.started_at for pod in nodes if pod.started_at]
     nodes = current(stage, nodes)
     stage = _with_pods(engine, stage, nodes, is_cancelled=is_cancelled)
-    starts = [pod.started_at for pod in nodes if pod.started_at]
     started_at = min(starts, default="") or _time(stage.started_at) or None
     if decision is not None and stage.state is not JobState.SUCCEEDED:
         return _decided(stage, nodes, decision, started_at)
@@ -195,17 +196,20 @@ def status_of(
     silent = [pod for pod in nodes if pod.is_cut_off]
     wait = _wait(_absent(nodes), waits) or _wait(silent, ())
     awaits_pods = stage.state is JobState.PENDING or stage.native == _RESTARTING
-    if wait is None and awaits_pods and (not nodes or stage.attempts):
+    # These keep the pods of an attempt that has failed.
+    is_kept = bool(stage.attempts) and (stage.has_asked or stage.native == _RESTARTING)
+    if wait is None and awaits_pods and (is_kept or not nodes):
         wait = _without_pods(job, stage, nodes)
     return unended(stage.state, native, started_at, wait, _attempt(stage, nodes))
 
 
 def current(stage: Stage, pods: Iterable[Pod]) -> list[Pod]:
-    """Return the last pod of each node: a controller may keep those of earlier attempts."""
+    """Return the last pod of each node, in order: those of earlier attempts may still exist."""
     nodes = [pod for pod in pods if pod.node is not None]
     if not stage.may_restart:
         return nodes
-    return list({pod.node: pod for pod in sorted(nodes, key=lambda pod: pod.created_at)}.values())
+    last = {pod.node: pod for pod in sorted(nodes, key=lambda pod: pod.created_at)}
+    return sorted(last.values(), key=lambda pod: pod.node or 0)
 
 
 def stage_of(
@@ -235,9 +239,9 @@ def stage_of(
 
 
 def _with_attempt(stage: Stage, pods: Iterable[Pod]) -> Stage:
-    """Return whether a job has failed before, of which its status tells only some time later.
+    """Return the status of a job that has failed before if one of its pods says so.
 
-    The controller counts a failed pod after it has replaced the pod.
+    The controller counts a failed pod in the job's status only after it has replaced the pod.
     """
     if stage.attempts and any(pod.failures for pod in pods):
         return stage._replace(is_again=True, attempt_at="")
@@ -294,7 +298,8 @@ def _between(stage: Stage, nodes: list[Pod]) -> Stage:
     heads = [pod for pod in nodes if pod.node == 0]
     if all(pod.is_over and pod.failures + 1 < stage.attempts for pod in heads):
         return stage._replace(native=_RESTARTING)
-    if not any(pod.has_started for pod in nodes):
+    # A worker that is over has given up waiting for the head, and is replaced.
+    if not any(pod.has_started and not (pod.node and pod.is_over) for pod in nodes):
         return stage._replace(state=JobState.PENDING, native="Pending")
     return stage
 

@@ -1316,6 +1316,17 @@ TRIES = {
         (f"node 0: Unschedulable: {NO_ROOM}",),
         attempt=0,
     ),
+    "its worker has given up, and there is no room for its head": Try(
+        lambda job: (
+            job.fails(3, 0, 1),
+            job.again(0, 1, is_running=False),
+            job.run(1),
+            job.fails(125, 1),
+            job.condition(0, "PodScheduled", "False", "Unschedulable", NO_ROOM),
+        ),
+        JobState.PENDING,
+        (f"node 0: Unschedulable: {NO_ROOM}",),
+    ),
     "a quota refuses the next attempt": Try(refused_again, RUNNING, ("exceeded quota: gpus",)),
     "its machine does not report": Try(
         lambda job: (job.fails(3, 0, 1), job.again(0, 1), lost(job, 0)),
@@ -1342,6 +1353,17 @@ TRIES = {
     ),
     "all attempts are used": Try(
         lambda job: (last_attempt(job), job.fails(3, 0), job.fails(3, 1)),
+        FAILED,
+        ("node 0 (", "exit code 3"),
+        attempt=3,
+        code=3,
+    ),
+    "all attempts are used, and its first head was newer than its worker": Try(
+        lambda job: (
+            job.pods[0]["metadata"].update(creationTimestamp=AT.format(2)),
+            last_attempt(job),
+            job.fails(3, 0, 1),
+        ),
         FAILED,
         ("node 0 (", "exit code 3"),
         attempt=3,
@@ -1427,6 +1449,19 @@ def test_the_record_of_an_earlier_attempt_is_not_that_of_the_last(tmp_path: Path
     assert status.exit_code == 137
 
 
+def test_a_job_has_started_with_its_first_attempt(tmp_path: Path):
+    job = Tries(tmp_path)
+    job.fails(3, 0, 1)
+    job.again(0, 1)
+    for node in (0, 1):
+        job.container(node, {"running": {"startedAt": AT.format(8)}})
+
+    native = job.backend.status(job.handle)
+
+    assert isinstance(native, Running)
+    assert times.seconds_of(native.started_at or "") == times.seconds_of(AT.format(3))
+
+
 def test_a_pause_between_attempts_is_no_wait_for_a_start(tmp_path: Path):
     """The first attempt has lasted longer than the job may wait."""
     job = Tries(tmp_path)
@@ -1438,6 +1473,34 @@ def test_a_pause_between_attempts_is_no_wait_for_a_start(tmp_path: Path):
 
     job.again(0, 1, is_running=False)
     job.now_s = times.seconds_of(AT.format(6)) + 59
+    assert isinstance(job.backend.status(job.handle), Waiting)
+    job.now_s += 1
+
+    assert isinstance(job.backend.status(job.handle), Ended)
+
+
+def test_pods_that_are_drained_are_not_said_to_be_missing(tmp_path: Path):
+    job = Tries(tmp_path)
+    for pod in job.pods.values():
+        pod["metadata"]["deletionTimestamp"] = AT.format(9)
+    job.job["status"] = {"active": 0, "terminating": 2, "ready": 0}
+
+    native = job.backend.status(job.handle)
+
+    assert isinstance(native, Waiting)
+    assert native.wait is None
+
+
+@pytest.mark.parametrize("are_kept", [True, False])
+def test_a_wait_in_a_queue_counts_after_a_failed_attempt_too(are_kept: bool, tmp_path: Path):
+    """Kueue has preempted the job, with or without the pods of that attempt."""
+    job = Tries(tmp_path)
+    job.job["metadata"]["annotations"]["cloudjob.pending-min"] = "1"
+    preempted_between(job)
+    if not are_kept:
+        job.remove(0, 1)
+    job.job["status"]["failed"] = 2
+    job.now_s = times.seconds_of(AT.format(9)) + 59
     assert isinstance(job.backend.status(job.handle), Waiting)
     job.now_s += 1
 
