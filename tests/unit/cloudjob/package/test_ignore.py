@@ -404,6 +404,11 @@ def test_a_repository_in_the_source_cannot_name_a_program_to_run(tmp_path: Path)
         "remote.origin.promisor": "true",
         "remote.origin.url": tmp_path / "remote",
         "remote.origin.uploadpack": program,
+        # From git 2.40 on, a fetch asks for this before it looks for the remote.
+        "fetch.bundleURI": "https://localhost/none",
+        "http.sslCert": program,
+        "http.sslCertPasswordProtected": "true",
+        "credential.helper": f"!{program}",
     }.items():
         git(inner, "config", name, str(value))
 
