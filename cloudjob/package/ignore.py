@@ -166,7 +166,8 @@ def _is_left_out(levels: list[tuple[IgnoreRules, int]], segments: tuple[str, ...
 
 def _repository_root(source: str) -> str | None:
     folder = source
-    while not is_repository(folder):
+    # Git looks no further than a file .git, even if it names a repository that is not here.
+    while not (Path(folder, ".git").is_file() or is_repository(folder)):
         above = posixpath.dirname(folder)
         if above == folder:
             return None
