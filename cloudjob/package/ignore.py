@@ -166,7 +166,8 @@ def _is_left_out(levels: list[tuple[IgnoreRules, int]], segments: tuple[str, ...
 
 def _repository_root(source: str) -> str | None:
     folder = source
-    while not is_repository(folder):
+    # Git looks no further than a file .git, even if it names a repository that is not here.
+    while not (Path(folder, ".git").is_file() or is_repository(folder)):
         above = posixpath.dirname(folder)
         if above == folder:
             return None
@@ -233,11 +234,12 @@ def _git(folder: str, *arguments: str) -> bytes:
         return b""
     # A repository's own settings can name programs for git to run: one before it lists files, and
     # those that fetch what is missing. Without these, neither command runs any, so a repository
-    # may belong to another user, as in a container.
+    # may belong to another user, as in a container. A fetch may ask a program for a password before
+    # its transport is refused, so none starts; an old git does not know that variable.
     settings = ("-c", "core.fsmonitor=false", "-c", "safe.directory=*")
     argv = (git, "-C", folder, *settings, *arguments)
     env = {name: value for name, value in os.environ.items() if re.match(_SETTINGS, name)}
-    env["GIT_ALLOW_PROTOCOL"] = "none"
+    env.update(GIT_NO_LAZY_FETCH="1", GIT_ALLOW_PROTOCOL="none")
     done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return done.stdout if done.returncode == 0 else b""
 

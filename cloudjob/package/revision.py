@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 # A repository with a million files takes longer; the commit is then recorded without its changes.
 _LIMIT_S = 5.0
-# A repository must not choose a program that runs here, and a reader must not lock its index.
+# A repository must not choose a program that runs here, and a reader must not lock its index. Only
+# filters stay, such as that of Git LFS, without which their files would differ from the commit; git
+# itself refuses a repository of another user.
 _GIT = ("git", "-c", "core.fsmonitor=false", "--no-optional-locks")
 
 
@@ -47,7 +49,7 @@ def _output(folder: Path, *arguments: str) -> str | None:
         done = subprocess.run(
             [*_GIT, *arguments],
             cwd=folder,
-            env={**os.environ, "GIT_ALLOW_PROTOCOL": "none"},
+            env={**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_LIMIT_S,

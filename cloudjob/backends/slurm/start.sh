@@ -7,8 +7,8 @@
 here=$cloudjob_here work=$cloudjob_work hosts=$cloudjob_hosts index=$cloudjob_index
 unset cloudjob_here cloudjob_work cloudjob_hosts cloudjob_index
 host=$SLURMD_NODENAME
-# Without a program, which a PATH of slurm.setup may hide.
-true >"$work/setup"
+# Without a program, which a PATH of slurm.setup may hide, and although bash may inherit noclobber.
+true >|"$work/setup"
 
 # slurm.setup may select another environment, by conda or a module: then its Python runs the script.
 if [ -n "$interpreter" ]; then

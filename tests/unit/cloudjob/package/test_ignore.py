@@ -379,6 +379,17 @@ def test_a_repository_in_the_source_has_only_its_own_rules(tmp_path: Path, home:
     }
 
 
+def test_rules_above_the_source_apply_in_a_worktree_whose_repository_is_elsewhere(tmp_path: Path):
+    """As in a container that gets only the worktree: git fails there, and looks no further."""
+    write(tmp_path / ".gitignore", "train.py\n")
+    write(tmp_path / "top" / ".git", "gitdir: /nonexistent/worktrees/top\n")
+    write(tmp_path / "top" / ".gitignore", "*.bin\n")
+    for name in ("train.py", "a.bin"):
+        write(tmp_path / "top" / "job" / name)
+
+    assert packed_by_cloudjob(tmp_path / "top" / "job") == {"train.py"}
+
+
 @needs_git
 def test_a_repository_in_the_source_cannot_name_a_program_to_run(tmp_path: Path):
     """Git runs ``core.fsmonitor`` before it lists files, and fetches what a sparse index lacks."""
@@ -404,6 +415,11 @@ def test_a_repository_in_the_source_cannot_name_a_program_to_run(tmp_path: Path)
         "remote.origin.promisor": "true",
         "remote.origin.url": tmp_path / "remote",
         "remote.origin.uploadpack": program,
+        # From git 2.40 on, a fetch asks for this before it looks for the remote.
+        "fetch.bundleURI": "https://localhost/none",
+        "http.sslCert": program,
+        "http.sslCertPasswordProtected": "true",
+        "credential.helper": f"!{program}",
     }.items():
         git(inner, "config", name, str(value))
 
