@@ -220,12 +220,17 @@ def tracked_files(folder: str) -> tuple[str, ...]:
     return tuple(os.fsdecode(name) for name in listed.split(b"\0") if name)
 
 
+_GIT_LIMIT_S = 60.0
 # The variables by which git finds its settings; others may hold secrets.
 _SETTINGS = r"(HOME|PATH|LANG|LC_\w+|XDG_CONFIG_HOME|GIT_CONFIG_\w+|GIT_CEILING_\w+)\Z"
 
 
 def _git(folder: str, *arguments: str) -> bytes:
-    """Return what git prints; nothing if it fails, or if there is no git."""
+    """Return what git prints; nothing if it fails, or if there is no git.
+
+    Raises:
+        PackageError: It does not end.
+    """
     import shutil
     import subprocess
 
@@ -240,7 +245,21 @@ def _git(folder: str, *arguments: str) -> bytes:
     argv = (git, "-C", folder, *settings, *arguments)
     env = {name: value for name, value in os.environ.items() if re.match(_SETTINGS, name)}
     env.update(GIT_NO_LAZY_FETCH="1", GIT_ALLOW_PROTOCOL="none")
-    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    try:
+        done = subprocess.run(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        command = f"git -C {shown(folder)} {arguments[0]}"
+        raise PackageError(
+            f"reading the ignore rules of git: `{command}` did not end in {_GIT_LIMIT_S:g} s",
+            hint="do its settings name a pipe (include.path), or is its file system slow?",
+        ) from None
     return done.stdout if done.returncode == 0 else b""
 
 

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudjob.errors import PackageError
-from cloudjob.package import explain, revision, scan
+from cloudjob.package import explain, ignore, revision, scan
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is the judge here")
 
@@ -426,6 +426,18 @@ def test_a_repository_in_the_source_cannot_name_a_program_to_run(tmp_path: Path)
     assert packed_by_cloudjob(tmp_path / "source") == {"inner/a"}
     assert revision.of_source(inner) is not None
     assert not seen.exists()
+
+
+def test_settings_of_git_that_cannot_be_read_end_a_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    git(tmp_path, "init", "-q", str(tmp_path / "source"))
+    os.mkfifo(tmp_path / "settings")
+    git(tmp_path / "source", "config", "include.path", str(tmp_path / "settings"))
+    monkeypatch.setattr(ignore, "_GIT_LIMIT_S", 1.0)
+
+    with pytest.raises(PackageError, match=r"git -C .*source config` did not end in 1 s"):
+        packed_by_cloudjob(tmp_path / "source")
 
 
 def test_long_rules_and_many_of_them_take_little_time(tmp_path: Path):
