@@ -221,6 +221,9 @@ def tracked_files(folder: str) -> tuple[str, ...]:
 
 
 _GIT_LIMIT_S = 60.0
+# With these variables, git fetches nothing. A fetch may ask a program for a password before its
+# transport is refused, so none starts; an old git knows only the second.
+WITHOUT_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
 # The variables by which git finds its settings; others may hold secrets.
 _SETTINGS = r"(HOME|PATH|LANG|LC_\w+|XDG_CONFIG_HOME|GIT_CONFIG_\w+|GIT_CEILING_\w+)\Z"
 
@@ -239,12 +242,11 @@ def _git(folder: str, *arguments: str) -> bytes:
         return b""
     # A repository's own settings can name programs for git to run: one before it lists files, and
     # those that fetch what is missing. Without these, neither command runs any, so a repository
-    # may belong to another user, as in a container. A fetch may ask a program for a password before
-    # its transport is refused, so none starts; an old git does not know that variable.
+    # may belong to another user, as in a container.
     settings = ("-c", "core.fsmonitor=false", "-c", "safe.directory=*")
     argv = (git, "-C", folder, *settings, *arguments)
     env = {name: value for name, value in os.environ.items() if re.match(_SETTINGS, name)}
-    env.update(GIT_NO_LAZY_FETCH="1", GIT_ALLOW_PROTOCOL="none")
+    env.update(WITHOUT_FETCH)
     try:
         done = subprocess.run(
             argv,

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from cloudjob.package.ignore import WITHOUT_FETCH
+
 # A repository with a million files takes longer; the commit is then recorded without its changes.
 _LIMIT_S = 5.0
 # A repository must not choose a program that runs here, and a reader must not lock its index. Only
@@ -49,7 +51,7 @@ def _output(folder: Path, *arguments: str) -> str | None:
         done = subprocess.run(
             [*_GIT, *arguments],
             cwd=folder,
-            env={**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"},
+            env={**os.environ, **WITHOUT_FETCH},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_LIMIT_S,

@@ -25,8 +25,9 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 # The Job controller sets this variable in each pod.
 _INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 _COMMAND = f'{names.VC_TASK_INDEX}="${_INDEX_VARIABLE}" exec sh {ENTRY_PATH}/boot.sh "$@"'
-# This one has the number of failed pods of the index, which the controller annotates.
-_FAILURES_VARIABLE = "JOB_INDEX_FAILURES"
+# This one has the number of failed pods of the index, which the controller annotates. A job may not
+# set a variable with this prefix.
+_FAILURES_VARIABLE = "CLOUDJOB_INDEX_FAILURES"
 _NUMBERED = f"{names.CLOUDJOB_ATTEMPT}=$((${{{_FAILURES_VARIABLE}:-0}} + 1)) {_COMMAND}"
 # A list of indexes is in ascending order: "0,2-5".
 _HAS_HEAD = re.compile(r"0(?!\d)", re.ASCII)

@@ -247,7 +247,7 @@ def test_the_service_of_an_indexed_job_names_all_of_its_pods(nodes: int):
 
 @pytest.mark.parametrize("failures", [0, 2])
 def test_the_nodes_of_an_indexed_job_with_retries_know_their_attempt(failures: int):
-    job_request = build("job", nodes=2, retries=2)
+    job_request = build("job", nodes=2, retries=2, env={"JOB_INDEX_FAILURES": "mine"})
     pods = operators.indexed_job(dict(job_request.body), failures={0: failures, 1: failures}).pods
     objects = kubelet.Objects(request.objects(job_request, b"a key"))
 
@@ -256,6 +256,7 @@ def test_the_nodes_of_an_indexed_job_with_retries_know_their_attempt(failures: i
         container_env = kubelet.shell_environment(started)
         assert container_env[names.CLOUDJOB_ATTEMPT] == str(failures + 1)
         assert env.read(container_env).ends_together
+        assert container_env["JOB_INDEX_FAILURES"] == "mine"
     assert job_request.body["spec"]["backoffLimitPerIndex"] == 2
 
 
